@@ -21,14 +21,11 @@ import pyarrow.parquet as pq
 
 from espalier.bundle import Bundle
 from espalier.errors import InvalidInput, MissingExtra
-from espalier.frames import as_table, column_of, frame_like, ids_of
+from espalier.frames import as_file, as_table, frame_like
 from espalier.model import Model
 from espalier.search import Device, check_device
 from espalier.siblings import sibling
 from espalier.wording import in_python
-
-FRAME = "data frame"
-"""The file of a data frame, named as messages about it name it."""
 
 
 @in_python()
@@ -72,7 +69,7 @@ def fit(
         if out is not None:
             trainer("versions").new_version(Path(out))
         version_folder = folder / "model" / "1" if out is None else Path(out)
-        log = Path(data) if isinstance(data, str | Path) else _written(folder, data, columns)
+        log = as_file("data", data, folder)
         log_columns = columns | {"time": time or ("file" if user is not None else None)}
         file = trainer("new_configuration").write_configuration(log, folder / "model.toml", True, kind, log_columns)
         raw = tomllib.loads(file.read_text()) | {"seed": seed}
@@ -81,7 +78,7 @@ def fit(
         if isinstance(items, str | Path):
             raw["data"]["items"] = str(items)
         elif items is not None:
-            pq.write_table(as_table("items", items, ("id",)), folder / "items")  # named so in messages
+            pq.write_table(as_table("items", items), folder / "items")  # named so in messages
             raw["data"]["items"] = str(folder / "items")
         config = trainer("specification.models").SPECIFICATION.checked(raw)
         model = Model(_trained(config, version_folder, device, minutes), frame=frame_like(data))
@@ -98,18 +95,6 @@ def scratch() -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
-
-
-def _written(folder: Path, data: Any, columns: Mapping[str, str | None]) -> Path:
-    """Write a data frame to a file for the trainer. Raises InvalidInput if it lacks one of the columns."""
-    table = as_table("data", data, (columns["user"], columns["item"]))
-    for field, name in columns.items():
-        if name is not None and (field, name) not in (("time", "none"), ("time", "file")):
-            (ids_of if field in ("user", "item") else column_of)(table, field, name)
-    if not len(table):
-        raise InvalidInput("data", "0 rows", "a row at least")
-    pq.write_table(table, folder / FRAME)
-    return folder / FRAME
 
 
 def trainer(module: str) -> Any:

@@ -11,6 +11,7 @@ Legend: B queries, M results.
 from __future__ import annotations
 
 import shutil
+import tempfile
 import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -28,7 +29,9 @@ from espalier.bundle_writer import with_parts
 from espalier.checks.heldout import HeldOut, read_heldout, whole_histories
 from espalier.engines import open_engine
 from espalier.errors import InvalidInput, InvalidQuery
-from espalier.frames import IDS, WHOLE, Frame, as_frame, as_table, installed_frame, lists_of
+from espalier.frames import IDS, WHOLE, Frame, as_file, as_frame, installed_frame
+from espalier.logs.log_events import histories, read_table
+from espalier.logs.parquet_logs import first_rows, is_parquet
 from espalier.manifest import GraphScorer
 from espalier.masks.filters import ItemFilters
 from espalier.metrics import ndcg_at_m, precision_recall_f, reciprocal_rank_at_m
@@ -283,7 +286,8 @@ class Model:
             held_out = self._held_out()
             queries, relevant = held_out.queries, held_out.relevant
         else:
-            queries, relevant = self._queries_of(as_table("data", data, (user, item)), user, item, time)
+            with tempfile.TemporaryDirectory() as folder:
+                queries, relevant = self._queries_of(as_file("data", data, Path(folder)), user, item, time)
         rows = []
         for beam_size in beam_sizes:
             item_rows_BM = np.concatenate([result.item_rows_BM for result in self.results(queries, Ask(max(ms), beam_size))])
@@ -323,21 +327,23 @@ class Model:
             raise InvalidInput("data", None, f"a log: {self.name} version {self.version} has no held-out queries")
         return held_out
 
-    def _queries_of(self, table: pa.Table, user: str, item: str, time: str | None) -> tuple[QueryBatch, list[NDArray[np.int64]]]:
-        """Histories of a table and their relevant item rows, without users whose history or relevant items the model does not know."""
+    def _queries_of(self, log: Path, user: str, item: str, time: str | None) -> tuple[QueryBatch, list[NDArray[np.int64]]]:
+        """Histories of a log and their relevant item rows, without users whose history or relevant items the model does not know."""
         if not isinstance(self.bundle.manifest.query, HistoryKind):
             raise InvalidInput("data", "a log of users", f"None: the model takes {self.bundle.manifest.query.kind} queries")
         rows_of = self.bundle.items.rows_of
-        if {"history", "relevant"} <= {*table.column_names}:  # all queries count: this version misses the items that it does not know
+        names = first_rows(log, log.parent, 1).schema.names if is_parquet(log) else ()
+        if {"history", "relevant"} <= {*names}:  # all queries count: this version misses the items that it does not know
+            table = read_table(log)
             columns = [table.column(name).to_pylist() for name in ("history", "relevant")]
             text_lists = ([[*map(str, ids or ())] for ids in column] for column in columns)
             pairs = [(rows_of(first), self._with_unknown(last)) for first, last in zip(*text_lists, strict=True) if last]
         else:
-            rows = [rows_of(ids) for ids in lists_of(table, user, item, time).values()]
+            rows = [rows_of(ids) for ids in histories(log, user, item, time).lists.values()]
             halves = [(row[: -(-len(row) // 2)], row[-(-len(row) // 2) :]) for row in rows]
             pairs = [(first, last[last >= 0]) for first, last in halves if (first >= 0).any() and (last >= 0).any()]
         if not pairs:
-            raise InvalidInput("data", f"{len(table)} rows", "one user at least with items in both halves that the model knows")
+            raise InvalidInput("data", log.name, "one user at least with items in both halves that the model knows")
         return pad_histories(self.bundle.manifest.query, [first for first, _ in pairs]), [last for _, last in pairs]
 
     def _with_unknown(self, ids: Sequence[str]) -> NDArray[np.int64]:

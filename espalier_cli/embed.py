@@ -12,7 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from espalier.errors import MISSING, EspalierError, InvalidInput
-from espalier.frames import as_table, column_of
+from espalier.frames import as_table
 from espalier.model import open_model
 from espalier_cli.predict import check_queries, query_values, write_table
 
@@ -50,9 +50,10 @@ def _embed(options: argparse.Namespace) -> None:
         if "state" in table.column_names:
             raise InvalidInput("--queries", "state", "no column of this name: the states are called so")
         column = options.column or model.bundle.manifest.query.kind
-        queries = column_of(table, "--column", column)
+        if column not in table.column_names:
+            raise InvalidInput("--column", column, f"one of the columns {', '.join(table.column_names)}")
         check_queries(table.schema.field(column), model)
-        states = model.states(query_values(queries, column, 0, model))
+        states = model.states(query_values(table.column(column), column, 0, model))
         write_table(table.drop_columns([column]).append_column("state", _lists(states)), Path(options.states))
 
 

@@ -33,8 +33,8 @@ import pyarrow.parquet as pq
 from espalier.compile import end_with_parent
 from espalier.errors import EspalierError, InvalidData, InvalidInput, InvalidQuery
 from espalier.file_lock import file_lock
-from espalier.frames import as_table, column_of, lists_of
 from espalier.hardware import cores
+from espalier.logs.log_events import histories
 from espalier.model import Ask, Model, open_model
 
 BLOCK = 4096
@@ -190,23 +190,19 @@ def _queries(options: argparse.Namespace, column: str, model: Model) -> tuple[in
     for option in of_log if options.user is None else of_queries:
         if (value := getattr(options, option[2:].replace("-", "_"))) is not None:
             raise InvalidInput(option, value, f"no such option with{'out' * (options.user is None)} --user")
+    if not (file.is_file() if options.user is None else file.exists()):
+        raise InvalidInput("--queries", str(file), f"a {'Parquet ' * (options.user is None)}file that exists")
     if options.user is not None:
         if column == options.user:
             raise InvalidInput("--column", column, "another name than that of the users")
-        table = as_table("--queries", file, (options.user, item))
-        lists = lists_of(table, options.user, item, options.time)
-        if skipped := len(table) - sum(map(len, lists.values())):
-            print(f"{skipped:,} of {len(table):,} rows were left out: they have no user, no item or no time", file=sys.stderr)
+        lists, users = histories(file, options.user, item, options.time)
         rows = model.bundle.items.rows_of([item for items in lists.values() for item in items]) if lists else None
         if rows is not None and (rows < 0).all():
             raise InvalidInput("--item", item, "ids that the model knows: it knows none of them")
-        users = pa.array([*lists], column_of(table, "--user", options.user).type)
-        histories = pa.table({options.user: users, column: pa.array([*lists.values()], pa.list_(pa.string()))})
-        size = len(histories)
+        queries = pa.table({options.user: users, column: pa.array([*lists.values()], pa.list_(pa.string()))})
+        size = len(queries)
         # take copies rows; a slice would send the whole table to each process
-        return size, histories.schema, (histories.take(pa.array(range(begin, min(begin + BLOCK, size)))) for begin in range(0, size, BLOCK))
-    if not file.is_file():
-        raise InvalidInput("--queries", str(file), "a Parquet file that exists")
+        return size, queries.schema, (queries.take(pa.array(range(begin, min(begin + BLOCK, size)))) for begin in range(0, size, BLOCK))
     try:
         parquet = pq.ParquetFile(file)
     except pa.ArrowInvalid as error:

@@ -21,7 +21,7 @@ import numpy as np
 from scipy import sparse
 
 from benchmarks.report_file import command_line, print_row, write_report
-from espalier.frames import as_table, lists_of
+from espalier.logs.log_events import histories
 from espalier.model import open_model
 
 
@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("--m", type=int, default=50)
     parser.add_argument("--factors", type=int, default=128)
     options = parser.parse_args()
-    lists = lists_of(as_table("--log", options.log), options.user, options.item, options.time)
+    lists = histories(Path(options.log), options.user, options.item, options.time).lists
     rows = [predicted(options, len(lists)), of_implicit(options, list(lists.values()))]
     for row in rows:
         print_row(row)

@@ -58,10 +58,7 @@ def test_a_line_of_names_is_no_event_where_columns_are_positions(tmp_path: Path,
     (tmp_path / name).write_text(log if name == "log.csv" else log.replace(",", "\t"))
     asked = ["--model", SAMPLE, "--queries", tmp_path / name, "--out", tmp_path / "top.parquet", "--workers", 1]
     assert run(*asked, "--user", 0, "--item", 1) == 1
-    assert (
-        "error: --user: got '0', expected one of the columns User_ID, item, price; positions are for text without"
-        in capsys.readouterr().err
-    )
+    assert "column user: got '0', expected one of ['User_ID', 'item', 'price']: say which with --user NAME" in capsys.readouterr().err
     assert run(*asked, "--user", "User_ID", "--item", "item") == 0
 
 
@@ -70,9 +67,20 @@ def test_times_in_several_units_are_refused_unless_the_file_is_in_order(tmp_path
     asked = ["--model", SAMPLE, "--queries", tmp_path / "log.csv", "--out", tmp_path / "top.parquet", "--workers", 1, "--user", "user"]
     assert run(*asked, "--time", "at") == 1
     examples = "'1700000001 (seconds), 1700000000000 (milliseconds)'"
-    expected = f"column 'at': got {examples}, expected times in one unit: convert the others, or say --time file if the rows are in order"
-    assert f"error: {expected}\n" in capsys.readouterr().err
+    expected = f"log.csv: column 'at': got {examples}, expected times in one unit: convert the others, or say --time file"
+    assert f"error: {expected}" in capsys.readouterr().err
     assert run(*asked, "--time", "file") == 0
+
+
+def test_a_log_of_a_spreadsheet_is_answered_as_training_reads_it(tmp_path: Path) -> None:
+    text = "who;what;when;price\nJosé;nginx;31.12.2024 23:59;1,5\nJosé;postgresql;01.02.2024 09:00;2\n"
+    more = ["--user", "who", "--item", "what", "--time", "when", "--m", 3, "--workers", 1, "--out", tmp_path / "top.parquet"]
+    asked = espalier.open(SAMPLE, "cpu", frame="arrow").search([["postgresql", "nginx"]], m=3).column("item").to_pylist()
+    for encoding in ("utf-16", "latin-1"):
+        (tmp_path / "log.csv").write_text(text, encoding)
+        assert run("--model", SAMPLE, "--queries", tmp_path / "log.csv", *more) == 0
+        (row,) = pq.read_table(tmp_path / "top.parquet").to_pylist()
+        assert (row["who"], row["items"]) == ("José", asked)
 
 
 def test_every_block_gets_its_own_numbers_and_filters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from scipy.sparse import csc_array, csr_array, save_npz
 from espalier.errors import EspalierError, InvalidConfig, InvalidData
 from espalier.items import ItemTable
 from espalier.label_counts import LabelCounts
+from espalier.logs.log_values import BadRows
 from espalier.text.sparse_rows import MAX_FEATURES
 from training import __main__ as commands
 from training.data import item_content as content_module
@@ -29,7 +30,6 @@ from training.data import query_logs
 from training.data.csr import read_by_columns, read_by_rows
 from training.data.item_content import ItemContent, item_content
 from training.data.item_tables import item_table
-from training.data.log_values import BadRows
 from training.data.query_logs import labelled, read_log
 from training.data.relevance import LabelRelevance, Smoothing, distribution, inverse_propensities, is_graded, scale_of
 from training.linear import prepare as preparing
@@ -427,7 +427,7 @@ def prepared(folder: Path, data: str) -> None:
     [
         (None, r"items\.parquet: got .*No such file"),
         (b"PAR1 and nothing else", r"items\.parquet: got .*, expected a readable Parquet file"),
-        ([{"a": 1}, {"a": 2}], "data.items: got 'ids of type struct.*', expected strings or numbers"),
+        ([{"a": 1}, {"a": 2}], "column id: got 'struct.*', expected strings or integers in column 'id'"),
     ],
 )
 def test_a_table_that_has_no_items_is_named(tmp_path: Path, items: Any, expected: str) -> None:

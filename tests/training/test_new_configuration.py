@@ -18,11 +18,11 @@ import pytest
 from espalier.bundle import Bundle
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.frames import as_table
+from espalier.logs.log_values import BadRows
 from tests.training import text_logs
 from tests.training.commands import command
 from tests.training.text_logs import EXPECTED, MOMENT, lists, read
 from training.data.item_tables import item_table
-from training.data.log_values import BadRows
 from training.data.query_logs import read_log
 from training.new_configuration import write_configuration
 from training.specification.linear import LogData
@@ -301,8 +301,8 @@ def test_columns_whose_names_are_numbers_need_another_name_in_the_header(tmp_pat
         ("user_id,userid,item\n1,2,3\n", {}, r"column user: got \['user_id', 'userid'\], expected one of .*: say which with --user"),
         ("user,item\n1,2\n", {"user": "users"}, r"column user: got 'users', expected one of \['user', 'item'\]: say which with --user"),
         ("user,item,date\n1,2,May\n", {}, "column 'date': got 'May', expected a number, or a time such as 2026-03-08 07:24"),
-        ("user,item,time\n1,2,170\n1,3,\n", {}, "column 'time': got '', expected a number, or a time"),
-        ("user,item\n", {}, "log.csv: got 'names of columns alone', expected events"),
+        ("user,item,time\n1,2,170\n1,3,\n", {}, "log.csv: line 3, column timestamp: got '', expected an integer in column 'time'"),
+        ("user,item\n", {}, "log.csv: got 'no rows', expected events"),
         (
             "user,item\n1,2\n3,4\n",
             {},

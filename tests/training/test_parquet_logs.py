@@ -16,10 +16,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from espalier.errors import InvalidData
+from espalier.logs.parquet_logs import is_parquet
 from tests.training.text_logs import lists, read
 from training.data import grouping
 from training.data.interactions import read_interactions
-from training.data.parquet_logs import is_parquet
 from training.specification.log_format import LOG_FORMAT
 
 TIMED: dict[str, Any] = {"timestamp": "time", "order": "timestamp"}

@@ -20,12 +20,13 @@ from scipy.sparse import random_array
 
 from benchmarks.random_bundles import sparse_rows
 from espalier.errors import InvalidData, InvalidQuery
+from espalier.logs import log_values, text_files
+from espalier.logs.log_values import Timestamps
+from espalier.logs.text_files import encoding_of
 from espalier.text.sparse_rows import SparseRows
 from tests.training.text_logs import lists, read
-from training.data import log_values, text_files, xmc
+from training.data import xmc
 from training.data.csr import as_matrix
-from training.data.log_values import Timestamps
-from training.data.text_files import encoding_of
 from training.data.xmc import LabelledPoints, read_xmc
 
 # -- encodings ----------------------------------------------------------------------------------------------------------------

@@ -18,13 +18,13 @@ from scipy.sparse import csr_array
 
 from espalier.bundle import Bundle
 from espalier.errors import InvalidConfig, InvalidData, InvalidQuery
+from espalier.logs.log_values import BadRows, RowSource
+from espalier.logs.parquet_logs import is_parquet, parquet_batches
+from espalier.logs.text_files import first_record, text_batches
 from espalier.queries import FeaturesKind, TextKind
 from espalier.text.sparse_rows import SparseRows
 
 from ..data.csr import as_rows, read_by_rows
-from ..data.log_values import BadRows, RowSource
-from ..data.parquet_logs import is_parquet, parquet_batches
-from ..data.text_files import TextTableFile, first_record, text_batches
 from ..data.xmc import begins_with_weights, in_blocks, parse_points, reading
 from ..specification.log_format import TextTable
 
@@ -102,7 +102,7 @@ class PointFile:
             with tempfile.TemporaryDirectory() as scratch:
                 yield from parquet_batches(self.file, columns, Path(scratch), ROWS)
             return
-        table = TextTableFile.of(self.file, TextTable())
+        table = TextTable().file(self.file)
         if not first_record(table):
             raise InvalidData(str(self.file), "an empty file", "a line that names the columns, and texts")
         yield from text_batches(table, columns, BadRows("refuse", TextTable.SECTION))

@@ -22,9 +22,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from espalier.errors import InvalidConfig, InvalidInput
+from espalier.errors import InvalidConfig, InvalidData, InvalidInput
 from espalier.frames import as_table
 from espalier.items import ItemTable
+from espalier.logs.log_values import RowSource, table_row
 from espalier.search import NO_ITEM
 
 from ..arrays import Int64
@@ -99,7 +100,7 @@ def is_listed(file: Path) -> bool:
 
 def _read(option: str, file: Path) -> pa.Table:
     try:
-        table = as_table(option, file, ("user", "item"))
+        table = as_table(option, file, COLUMNS[:2])
     except InvalidInput as error:
         raise InvalidConfig(option, error.value, error.expected) from error
     for column in COLUMNS:
@@ -108,8 +109,11 @@ def _read(option: str, file: Path) -> pa.Table:
             raise InvalidConfig(option, columns, f"columns {', '.join(COLUMNS)}, each once; look at {column}")
     if not len(table):
         raise InvalidConfig(option, f"{file}: no rows", "a row for each item of an answer")
-    if not (pa.types.is_integer(table["rank"].type) or pa.types.is_floating(table["rank"].type)):
-        raise InvalidConfig(option, f"{file}: rank of type {table['rank'].type}", "numbers, the lowest for the best item")
+    try:
+        ranks = table["rank"].cast(pa.float64(), safe=False)
+    except pa.ArrowException as error:
+        raise InvalidConfig(option, f"{file}: rank ({error})", "numbers, the lowest for the best item") from error
+    table = table.set_column(table.column_names.index("rank"), "rank", ranks)
     parts_in_file = set(map(str, table[PART].to_pylist())) if PART in table.column_names else set()
     if unknown_parts := sorted(parts_in_file - {*PARTS}):
         raise InvalidConfig(option, f"{file}: part {unknown_parts[0]!r}", " or ".join(PARTS))
@@ -119,9 +123,10 @@ def _read(option: str, file: Path) -> pa.Table:
 def _lists(option: str, file: Path, table: pa.Table, task: Task) -> dict[tuple[str, int], Int64]:
     """(part, user) → item rows, best first, without repeats and without users and items that the log does not have."""
     try:
-        users = table["user"].cast(pa.string()).combine_chunks()
-        item_names = table["item"].cast(pa.string()).combine_chunks().dictionary_encode()
-    except pa.ArrowException as error:  # such as a list of items in one row
+        source = RowSource(file.name, {"user": "user", "item": "item"}, table_row)
+        users, item_names = (source.strings(role, table[role].combine_chunks()) for role in source.columns)
+        item_names = item_names.dictionary_encode()
+    except InvalidData as error:  # such as a list of items in one row
         raise InvalidConfig(option, str(file), f"an id of a user and an id of an item in each row ({error})") from error
     rows_D = task.items.rows_of(item_names.dictionary.to_pylist())
     if missing := int(np.count_nonzero(rows_D < 0)):
@@ -131,7 +136,7 @@ def _lists(option: str, file: Path, table: pa.Table, task: Task) -> dict[tuple[s
     row_of_name = np.append(rows_D, -1)
     item_E = row_of_name[pc.fill_null(item_names.indices, -1).to_numpy(zero_copy_only=False)]
     user_E = pc.fill_null(pc.index_in(users, value_set=task.split.lists.user_ids), -1).to_numpy(zero_copy_only=False).astype(np.int64)
-    rank_E = pc.fill_null(table["rank"].cast(pa.float64(), safe=False), np.inf).to_numpy()
+    rank_E = pc.fill_null(table["rank"], np.inf).to_numpy()
     if np.isnan(rank_E).any():
         raise InvalidConfig(option, f"{file}: rank nan", "numbers, the lowest for the best item")
     part_E = _parts(table, user_E, task.split)

@@ -19,12 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.errors import InvalidData
+from espalier.logs.log_values import Stamps
 
 from ..arrays import Int64
 from ..data import grouping
 from ..data.grouping import user_chunks
 from ..data.interactions import Interactions
-from ..data.log_values import Stamps
 from ..specification.splits import microseconds
 
 EventMask = Callable[[slice], NDArray[np.bool_]]

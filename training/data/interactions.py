@@ -28,13 +28,13 @@ from numpy.typing import NDArray
 
 from espalier.bundle_files import sha256_of
 from espalier.errors import InvalidData
+from espalier.logs.log_values import BadRows, Stamps
+from espalier.logs.parquet_logs import files_of, name_of
 
 from ..arrays import Int32, Int64
 from ..data import grouping
 from ..data.grouping import user_chunks
 from ..data.log_files import read_as, read_log
-from ..data.log_values import BadRows, Stamps
-from ..data.parquet_logs import files_of, name_of
 from ..data.vector_files import read_vectors, vectors_in_order
 from ..data.vocabulary import Vocabulary
 from ..specification.log_format import LogFormat, Order, TableFormat, VectorsFormat

@@ -22,11 +22,11 @@ from espalier.content.features import TEXT, ContentFeatures, value_hash
 from espalier.content_info import ContentColumn, ContentInfo
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.items import ItemTable
+from espalier.logs.log_values import is_text_type
 from espalier.text.blocks import TextBlock
 from espalier.text.sparse_rows import SparseRows, concatenated
 from espalier.text.vectoriser import Vectoriser
 
-from ..data.log_values import is_text_type
 from ..specification.deep import ContentConfig
 
 log = logging.getLogger(__name__)

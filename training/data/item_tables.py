@@ -12,12 +12,12 @@ import pyarrow.parquet as pq
 
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.items import ItemTable
-from espalier.log_columns import position_of
+from espalier.logs.log_columns import position_of
+from espalier.logs.log_values import BadRows, RowSource, empty_rows, table_row
+from espalier.logs.parquet_logs import is_parquet
+from espalier.logs.text_files import other_separator, whole_table
 from espalier.wording import either
 
-from ..data.log_values import BadRows, empty_rows, table_row
-from ..data.parquet_logs import is_parquet
-from ..data.text_files import TextTableFile, other_separator, whole_table
 from ..specification.log_format import TextTable
 
 log = logging.getLogger(__name__)
@@ -50,13 +50,10 @@ def item_table(file: Path | None, ids: pa.Array, form: TextTable) -> ItemTable:
         raise _refused(str(file), expected) from error
     column = position_of(table.column_names, "id")
     if column is None:
-        separator_hint = "" if is_parquet(file) else other_separator(TextTableFile.of(file, form), table.column_names)
+        separator_hint = "" if is_parquet(file) else other_separator(form.file(file), table.column_names)
         raise _refused(table.column_names, f"a column named 'id'{separator_hint}")
     table = table.rename_columns([*table.column_names[:column], "id", *table.column_names[column + 1 :]])
-    try:
-        file_ids = table.column("id").cast(pa.large_string())
-    except pa.ArrowException as error:
-        raise _refused(f"ids of type {table.column('id').type}", "strings or numbers") from error
+    file_ids = RowSource(file.name, {"id": "id"}, position).strings("id", table.column("id").combine_chunks()).cast(pa.large_string())
     if not len(file_ids):
         raise _refused("no rows", "at least one item")
     if len(empty := empty_rows(file_ids)):
@@ -94,7 +91,7 @@ def _refused(value: object, expected: str) -> InvalidConfig:
 def _read_text(file: Path, form: TextTable) -> tuple[pa.Table, Callable[[int], str]]:
     """The table, and the line of each row in words."""
     bad_rows = BadRows(form.bad_rows, form.SECTION)
-    table, source = whole_table(TextTableFile.of(file, form), None, bad_rows)
+    table, source = whole_table(form.file(file), None, bad_rows)
     bad_rows.rows_read += len(table)
     bad_rows.finish()
     ids = position_of(table.column_names, "id")

@@ -6,10 +6,8 @@ Knows events. Does not know users, catalogues or orders: see `interactions.py`. 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import AnyStr
 
 import numpy as np
 import pyarrow as pa
@@ -17,30 +15,12 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from espalier.errors import InvalidData
+from espalier.logs.log_events import LogBatch, events_of
+from espalier.logs.log_values import BadRows, Problem, Timestamps, as_text, unreadable_rows
+from espalier.logs.parquet_logs import is_parquet, parquet_batches
+from espalier.logs.text_files import TextTableFile, open_text, text_batches, without_end
 
-from ..data.log_values import BadRows, Problem, RowSource, Stamps, Timestamps, as_text, empty_rows, unreadable_rows
-from ..data.parquet_logs import is_parquet, parquet_batches
-from ..data.text_files import TextTableFile, encoding_expected, open_text, text_batches
 from ..specification.log_format import CsvFormat, EventFormat, ListsFormat, LogFormat, ParquetFormat
-
-
-@dataclass(frozen=True)
-class LogBatch:
-    """Some consecutive events: string arrays without nulls or empty ids; category null where there is none.
-
-    vectors_RF      where users are queries: float32[R, F], finite
-    row_of_event_E  int64[E], in these vectors: the row of each event's user
-    """
-
-    user: pa.Array
-    item: pa.Array
-    stamp: Stamps | None = None
-    category: pa.Array | None = None
-    vectors_RF: NDArray[np.float32] | None = None
-    row_of_event_E: NDArray[np.int64] | None = None
-
-    def __len__(self) -> int:
-        return len(self.user)
 
 
 def read_as(path: Path, log: LogFormat) -> LogFormat:
@@ -73,34 +53,13 @@ def read_log(path: Path, log: EventFormat, scratch: Path, bad_rows: BadRows, *, 
         yield from _lists(path, log, bad_rows, block_bytes)
         return
     if isinstance(log, CsvFormat):
-        batches = text_batches(TextTableFile.of(path, log, log.header), log.columns, bad_rows, block_bytes)
+        batches = text_batches(log.file(path, log.header), log.columns, bad_rows, block_bytes)
         timestamps = Timestamps(log.timestamp_type, log.decimal, log.time_format)
     else:
         batches = parquet_batches(path, log.columns, scratch, max(1, block_bytes // 32))
         timestamps = Timestamps(log.timestamp_type, time_format=log.time_format)
     for source, batch in batches:
-        events = _events(source, batch, timestamps, bad_rows)
-        bad_rows.rows_read += len(events)
-        yield events
-
-
-def _events(source: RowSource, batch: pa.RecordBatch, timestamps: Timestamps, bad_rows: BadRows) -> LogBatch:
-    """The rows of a block with readable ids and times."""
-    roles = batch.schema.names
-    for role in ("user", "item"):
-        wrong_rows = empty_rows(source.strings(role, batch.column(role)))
-        source, batch = source.without(batch, role, wrong_rows, bad_rows, f"no {role}", "an id")
-    if "timestamp" in roles:
-        values = batch.column("timestamp")
-        wrong_rows = timestamps.unreadable(values, bad_rows.most)
-        expected = timestamps.expected(values.take(pa.array(wrong_rows[:1]))) if len(wrong_rows) else ""
-        source, batch = source.without(batch, "timestamp", wrong_rows, bad_rows, "unreadable timestamp", expected)
-    return LogBatch(
-        source.strings("user", batch.column("user")),
-        source.strings("item", batch.column("item")),
-        timestamps.read(batch.column("timestamp")) if "timestamp" in roles else None,
-        source.categories(batch.column("category")) if "category" in roles else None,
-    )
+        yield events_of(source, batch, timestamps, bad_rows)
 
 
 def _lists(path: Path, log: ListsFormat, bad_rows: BadRows, block_bytes: int) -> Iterator[LogBatch]:
@@ -110,14 +69,15 @@ def _lists(path: Path, log: ListsFormat, bad_rows: BadRows, block_bytes: int) ->
     another one.
     """
     expected = f"an id of a user, then at least one of an item, with {log.separator!r} between ids, none of them empty"
+    table = TextTableFile(path, log.separator, False, log.encoding, quote_mark="")
     lines_before, events, lone_line = 0, 0, None
-    for block in _whole_lines(path, log, block_bytes):
+    for block in _whole_lines(table, block_bytes):
         all_lines = [without_end(line.removesuffix(b"\r"), log.separator.encode()) for line in block.split(b"\n")]
         number = np.array([number for number, line in enumerate(all_lines, lines_before + 1) if line], np.int64)
         raw = pa.array([line for line in all_lines if line], pa.binary())
         lines_before += len(all_lines)
         wrong_rows = unreadable_rows(raw, lambda part: as_text(part) is not None, bad_rows.most)
-        bad_rows.add(f"not {log.encoding}", wrong_rows, partial(_wrong_line, path, number, raw, encoding_expected(log)))
+        bad_rows.add(f"not {log.encoding}", wrong_rows, partial(_wrong_line, path, number, raw, table.encoding_expected()))
         number, lines = np.delete(number, wrong_rows), as_text(_without(raw, wrong_rows))
         ids = pc.split_pattern(lines, log.separator)
         empty = np.flatnonzero(pc.equal(pc.list_flatten(ids), "").to_numpy(zero_copy_only=False))
@@ -145,19 +105,12 @@ def _without(values: pa.Array, rows: NDArray[np.int64]) -> pa.Array:
     return values.take(pa.array(np.delete(np.arange(len(values)), rows))) if len(rows) else values
 
 
-def without_end(line: AnyStr, separator: AnyStr) -> AnyStr:
-    """The line without separators at its end, if these are blanks."""
-    while separator.isspace() and line.endswith(separator):
-        line = line.removesuffix(separator)
-    return line
-
-
 def _wrong_line(path: Path, number: NDArray[np.int64], lines: pa.Array, expected: str, row: int) -> Problem:
     return Problem(f"{path.name}: line {number[row]}", lines[row].as_py(), expected)
 
 
-def _whole_lines(path: Path, log: ListsFormat, block_bytes: int) -> Iterator[bytes]:
+def _whole_lines(table: TextTableFile, block_bytes: int) -> Iterator[bytes]:
     """The unzipped text in pieces of about `block_bytes`, cut at line ends. A piece does not include its last line end."""
-    with open_text(path, log, None) as file:
+    with open_text(table, None) as file:
         while block := file.read(block_bytes):
             yield (block + file.readline()).removesuffix(b"\n")

@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from espalier.errors import InvalidData
-from espalier.log_columns import position_of
+from espalier.logs.log_columns import position_of
+from espalier.logs.log_values import BadRows, RowSource, table_row
+from espalier.logs.parquet_logs import is_parquet
+from espalier.logs.text_files import whole_table
 
 from ..data.csr import Csr
-from ..data.log_values import BadRows, RowSource, table_row
-from ..data.parquet_logs import is_parquet
 from ..data.relevance import LARGEST, WEIGHTS, Smoothing, are_weights
-from ..data.text_files import TextTableFile, whole_table
 from ..specification.log_format import TextTable
 
 
@@ -108,7 +108,7 @@ def _read(file: Path, columns: Mapping[str, str], form: TextTable, bad_rows: Bad
     """A column for each role, and their source."""
     try:
         if not is_parquet(file):
-            table, source = whole_table(TextTableFile.of(file, form), columns, bad_rows)
+            table, source = whole_table(form.file(file), columns, bad_rows)
             return pl.DataFrame(pl.from_arrow(table)), source
         frame = pl.read_parquet(file)
     except (OSError, pl.exceptions.PolarsError) as error:

@@ -21,12 +21,13 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from espalier.errors import InvalidConfig, InvalidData
+from espalier.logs.log_values import DATED
 from espalier.wording import either
 
 from ..arrays import Int64
 from ..data.cut_lists import events_before, first_events, iso, moment_of, with_events
 from ..data.interactions import Interactions, read_interactions
-from ..specification.log_format import DATED, LogFormat, TableFormat
+from ..specification.log_format import LogFormat, TableFormat
 from ..specification.splits import DateSplit, FileSplit, LastSplit, SplitConfig, UserSplit
 
 log = logging.getLogger(__name__)

@@ -21,13 +21,13 @@ from espalier.bundle import Bundle
 from espalier.checks.heldout import RELEVANCE
 from espalier.errors import MISSING, BundleCorrupt, InvalidConfig, InvalidData
 from espalier.items import ItemTable
+from espalier.logs.log_values import BadRows
 from espalier.queries import FeaturesKind, QueryBatch, TextKind
 from espalier.text.sparse_rows import MAX_FEATURES, SparseRows
 from espalier.text.vectoriser import Vectoriser, words_of
 
 from ..data.csr import Csr, as_matrix, as_rows, normalised, read_by_rows
 from ..data.item_tables import item_table
-from ..data.log_values import BadRows
 from ..data.query_logs import LabelledTexts, labelled, read_columns, read_log, texts_of
 from ..data.relevance import LabelRelevance, Smoothing, checked, is_graded
 from ..data.xmc import LabelledPoints, read_xmc

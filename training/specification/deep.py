@@ -12,10 +12,11 @@ from pydantic import Field, field_validator, model_validator
 
 from espalier.content_info import MOST_FEATURES
 from espalier.errors import MISSING, InvalidConfig
+from espalier.logs.log_values import DATED
 from espalier.manifest import ModelName
 from espalier.queries import MAX_HISTORY
 
-from ..specification.log_format import DATED, CsvFormat, LogFormat, TableFormat, TextTable, VectorsFormat
+from ..specification.log_format import CsvFormat, LogFormat, TableFormat, TextTable, VectorsFormat
 from ..specification.networks import (
     OptimiserConfig,
     ProductScorer,

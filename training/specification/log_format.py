@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import codecs
+from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from espalier.logs.log_columns import Column
+from espalier.logs.log_values import BadRowsPolicy, TimestampType
+from espalier.logs.text_files import UNIT_SEPARATOR, TextTableFile, separator_of
+
 from ..specification.sections import Form, Section, default_kind
 
 Order = Literal["timestamp", "file", "none"]
-Column = str | int
-
-UNIT_SEPARATOR = "\x1f"
-"""Replaces a separator of several bytes before parsing. No text log has it in a field."""
-
-
-BadRowsPolicy = Literal["refuse", "skip"]
-TimestampType = Literal["integer", "float", "datetime", "seconds", "milliseconds", "microseconds", "nanoseconds"]
-DATED: tuple[TimestampType, ...] = ("datetime", "seconds", "milliseconds", "microseconds", "nanoseconds")
-"""The types whose timestamps are points in time: dates of `data.split` can be compared with them."""
 
 
 class Rows(Section):
@@ -71,6 +66,10 @@ class TextTable(TextFile):
         if not self.quote.isascii() or self.quote in ("\r", "\n", UNIT_SEPARATOR):
             raise ValueError(f"a quote of one ASCII character, or none, not {self.quote!r}")
         return self
+
+    def file(self, path: Path, header: bool = True) -> TextTableFile:
+        """A file of this format."""
+        return TextTableFile(path, self.separator or separator_of(path), header, self.encoding, self.quote, self.SECTION)
 
 
 class _Format(Section):

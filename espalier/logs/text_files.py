@@ -17,7 +17,7 @@ from contextvars import copy_context
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, AnyStr
 
 import numpy as np
 import pyarrow as pa
@@ -26,12 +26,12 @@ import pyarrow.csv as pa_csv
 from numpy.typing import NDArray
 
 from espalier.errors import InvalidData
-from espalier.log_columns import position_of
-from espalier.wording import either
+from espalier.logs.log_columns import Column, position_of
+from espalier.logs.log_values import BadRows, Problem, RowSource, as_text, unreadable_rows
+from espalier.wording import configured
 
-from ..data.log_values import BadRows, Problem, RowSource, as_text, unreadable_rows
-from ..specification.log_format import UNIT_SEPARATOR, Column, TextFile, TextTable
-
+UNIT_SEPARATOR = "\x1f"
+"""Replaces a separator of several bytes before parsing. No text log has it in a field."""
 MAX_LINE = 1 << 24
 """Bytes of the longest line, and of a block."""
 READ_BYTES = 1 << 20
@@ -53,19 +53,18 @@ codecs.register_error(UNDECODABLE, lambda error: ("\udc80", getattr(error, "end"
 class TextTableFile:
     """A text file and its format.
 
-    form       its encoding, quotes and so on
-    separator  between fields
-    header     whether the first record names the columns
+    separator   between fields
+    header      whether the first record names the columns
+    quote_mark  around fields with separators of one byte; empty: none
+    section     dotted name of the configuration's section with these keys, for messages
     """
 
     path: Path
-    form: TextTable
     separator: str
     header: bool = True
-
-    @classmethod
-    def of(cls, path: Path, form: TextTable, header: bool = True) -> TextTableFile:
-        return cls(path, form, form.separator or separator_of(path), header)
+    encoding: str = "utf-8"
+    quote_mark: str = '"'
+    section: str = "data.format"
 
     @property
     def one_byte(self) -> bool:
@@ -74,11 +73,22 @@ class TextTableFile:
     @property
     def quote(self) -> str:
         """The quote; empty if fields have none."""
-        return self.form.quote if self.one_byte else ""
+        return self.quote_mark if self.one_byte else ""
 
     def hint(self, about: str, key: str, value: str) -> str:
-        """The end of a message: what may be the case, and the key of the configuration that says so. Arguments in Python cannot say it."""
-        return either(f'; {about}: say so with {self.form.SECTION}.{key} = "{value}"'.replace("\t", "\\t"), "")
+        """The end of a message: what may be the case, and the key of the configuration that says so."""
+        return configured(f'; {about}: say so with {self.section}.{key} = "{value}"'.replace("\t", "\\t"))
+
+    def encoding_expected(self, other: str = "latin-1", which: str = "or whichever other it is in") -> str:
+        """The expected encoding, and the key of the configuration that changes it."""
+        return f"text in {self.encoding}" + configured(f', or {self.section}.encoding = "{other}", {which}')
+
+
+def without_end(line: AnyStr, separator: AnyStr) -> AnyStr:
+    """The line without separators at its end, if these are blanks."""
+    while separator.isspace() and line.endswith(separator):
+        line = line.removesuffix(separator)
+    return line
 
 
 def separator_of(file: Path) -> str:
@@ -107,8 +117,7 @@ def text_batches(
         for role in columns:
             values = batch.column(role)
             wrong_rows = unreadable_rows(values, lambda part: as_text(part) is not None, bad_rows.most)
-            expected = encoding_expected(table.form)
-            source, batch = source.without(batch, role, wrong_rows, bad_rows, f"not {table.form.encoding}", expected)
+            source, batch = source.without(batch, role, wrong_rows, bad_rows, f"not {table.encoding}", table.encoding_expected())
         yield source, pa.RecordBatch.from_arrays([as_text(values) for values in batch], list(columns))
 
 
@@ -137,7 +146,7 @@ def whole_table(table: TextTableFile, columns: Mapping[str, Column] | None, bad_
 
 def first_record(table: TextTableFile) -> list[str]:
     """The fields of the first record; none of an empty file. Raises InvalidData for names not in the encoding, or a quote without end."""
-    with open_text(table.path, table.form, None) as file:
+    with open_text(table, None) as file:
         lines = (line.decode("utf-8", "surrogateescape") for line in file)
         first = next((line for line in lines if line.strip("\r\n")), None)
         if first is None:
@@ -151,7 +160,7 @@ def first_record(table: TextTableFile) -> list[str]:
                 raise InvalidData(f"{table.path.name}: first line", first[:100], f"fields ({error}){_unquoted(table)}") from None
     if table.header and any("\udc80" <= character <= "\udcff" for name in record for character in name):
         line = line_of(table, 0)
-        raise InvalidData(f"{table.path.name}: line {line}", first.encode("utf-8", "surrogateescape"), encoding_expected(table.form))
+        raise InvalidData(f"{table.path.name}: line {line}", first.encode("utf-8", "surrogateescape"), table.encoding_expected())
     return record
 
 
@@ -174,7 +183,7 @@ def _record_lines(table: TextTableFile) -> Iterator[int]:
     """The line, from 1, on which each record begins. Raises InvalidData at the end if the last record has no closing quote."""
     begin, inside = 1, False
     fields = quoted_fields(table.separator, table.quote) if table.quote else None
-    with open_text(table.path, table.form, None) as lines:
+    with open_text(table, None) as lines:
         for number, line in enumerate(lines, 1):
             if not inside and line.strip(b"\r\n"):
                 begin = number
@@ -195,13 +204,13 @@ def quoted_fields(separator: str, quote: str) -> re.Pattern[str]:
     return re.compile(f"(?:^|{re.escape(separator)}){mark}[^{mark}]*(?:{mark}{mark}[^{mark}]*)*({mark}?)")
 
 
-def open_text(path: Path, form: TextFile, separator: str | None) -> io.BufferedReader:
+def open_text(table: TextTableFile, separator: str | None) -> io.BufferedReader:
     """The unzipped text in UTF-8, without a byte order mark. Each `separator` is replaced by UNIT_SEPARATOR.
 
     Raises InvalidData, also during reading, for a file that cannot be read to its end, a line longer than MAX_LINE, and text in UTF-16 or
     UTF-32 if the format says UTF-8.
     """
-    return io.BufferedReader(_Lines(_blocks(path), path.name, form, separator), READ_BYTES)
+    return io.BufferedReader(_Lines(table, separator), READ_BYTES)
 
 
 def encoding_of(path: Path) -> str:
@@ -240,12 +249,6 @@ def _blocks(path: Path) -> Iterator[bytes]:
         raise InvalidData(path.name, "no such file", "a readable file") from error
     except OSError as error:
         raise InvalidData(path.name, str(error), "a file that can be read to its end") from error
-
-
-def encoding_expected(form: TextFile, other: str = "latin-1", which: str = "or whichever other it is in") -> str:
-    """The expected encoding, and the key of the configuration that changes it."""
-    key = either(f', or {form.SECTION}.encoding = "{other}", {which}', "")
-    return f"text in {form.encoding}{key}"
 
 
 def _position(table: TextTableFile, names: list[str], role: str, column: Column) -> int:
@@ -301,7 +304,7 @@ def _records(
     replaced = None if table.one_byte else table.separator
     begin = 0
     try:
-        with open_text(table.path, table.form, replaced) as file, pa_csv.open_csv(file, read, parse, convert) as reader:
+        with open_text(table, replaced) as file, pa_csv.open_csv(file, read, parse, convert) as reader:
             for batch in reader:
                 end, without = begin + len(batch), []
                 while skipped and skipped[0] < end:
@@ -334,13 +337,13 @@ class _Lines(io.RawIOBase):
     Without that line end, pyarrow takes a single line without a header for an empty file. `quotes` counts the quotes read so far.
     """
 
-    def __init__(self, blocks: Iterator[bytes], name: str, form: TextFile, separator: str | None) -> None:
-        self._blocks, self._name, self._form, self._separator = blocks, name, form, separator
-        is_utf8 = codecs.lookup(form.encoding).name == "utf-8"
-        self._decoder = None if is_utf8 else codecs.getincrementaldecoder(form.encoding)(UNDECODABLE)
+    def __init__(self, table: TextTableFile, separator: str | None) -> None:
+        self._table, self._blocks, self._name, self._separator = table, _blocks(table.path), table.path.name, separator
+        is_utf8 = codecs.lookup(table.encoding).name == "utf-8"
+        self._decoder = None if is_utf8 else codecs.getincrementaldecoder(table.encoding)(UNDECODABLE)
         self._at_start, self._has_line_ends = True, False
         self._lines, self._rest = b"", b""
-        self.quotes, self._quote = 0, form.quote.encode() if isinstance(form, TextTable) else b""
+        self.quotes, self._quote = 0, table.quote.encode()
 
     def readable(self) -> bool:
         return True
@@ -370,7 +373,7 @@ class _Lines(io.RawIOBase):
     def _as_utf8(self, block: bytes) -> bytes:
         if self._decoder is None:
             if self._at_start and (marked := _encoding_by_mark(block)):
-                raise InvalidData(f"{self._name}: line 1", block[:20], encoding_expected(self._form, marked, "as which it begins"))
+                raise InvalidData(f"{self._name}: line 1", block[:20], self._table.encoding_expected(marked, "as which it begins"))
             text = block
         else:
             text = self._decoder.decode(block, not block).encode("utf-8", "surrogatepass")

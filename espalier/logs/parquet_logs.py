@@ -12,7 +12,7 @@ import os
 import shutil
 import zlib
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -20,10 +20,8 @@ import pyarrow as pa
 import pyarrow.parquet as pa_parquet
 
 from espalier.errors import InvalidData
-from espalier.log_columns import position_of
-
-from ..data.log_values import RowSource, table_row
-from ..specification.log_format import Column
+from espalier.logs.log_columns import Column, position_of
+from espalier.logs.log_values import RowSource, table_row
 
 NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 """A missing value in a path."""
@@ -72,8 +70,17 @@ def _refused(error: OSError) -> None:
     raise InvalidData("log", str(error.filename), f"a folder that can be read ({error.strerror})") from error
 
 
+def first_rows(log: Path, scratch: Path, rows: int) -> pa.RecordBatch:
+    """All columns of the first file that it has once, of some rows. Raises InvalidData if it is not Parquet."""
+    file = files_of(log)[0]
+    with opened(file, name_of(file, log), scratch) as parquet:
+        names = _names(parquet.schema_arrow, file, log)
+    with closing(_batches(file, log, {name: name for name in names if names.count(name) == 1}, scratch, rows)) as batches:
+        return next(batches)[1]
+
+
 def parquet_batches(path: Path, columns: Mapping[str, Column], scratch: Path, rows: int) -> Generator[tuple[RowSource, pa.RecordBatch]]:
-    """The columns of each role, `rows` rows at a time, each block with its source.
+    """The columns of each role, `rows` rows at a time, each block with its source. A file without rows gives an empty block.
 
     Raises InvalidData, naming the file, for one that is not Parquet, lacks a column, or has another type of values in a column than the
     first file. All files are checked before the first is read, so that an error in the last one does not come after an hour.
@@ -102,15 +109,23 @@ def _batches(file: Path, log: Path, columns: Mapping[str, Column], scratch: Path
         partitions = _partitions(file, log)
         names = parquet.schema_arrow.names
         stored_names = [column for column, _ in stored.values() if column in names]
+
+        def block(batch: pa.RecordBatch) -> pa.RecordBatch:
+            arrays = [
+                batch.column(column) if column in names else pa.repeat(pa.scalar(partitions[str(column)], pa.string()), len(batch))
+                for column, _ in stored.values()
+            ]
+            # Arrow has no `take` for views.
+            arrays = [array.cast(pa.string()) if array.type == pa.string_view() else array for array in arrays]
+            return pa.RecordBatch.from_arrays(arrays, names=list(columns))
+
+        if parquet.metadata.num_rows == 0:
+            yield _source(name, columns, 0), block(pa.RecordBatch.from_pylist([], parquet.schema_arrow))
         first = 0
         for group in range(parquet.num_row_groups):
             try:
                 for batch in parquet.iter_batches(rows, row_groups=[group], columns=stored_names):
-                    arrays = [
-                        batch.column(column) if column in names else pa.repeat(pa.scalar(partitions[str(column)], pa.string()), len(batch))
-                        for column, _ in stored.values()
-                    ]
-                    yield _source(name, columns, first), pa.RecordBatch.from_arrays(arrays, names=list(columns))
+                    yield _source(name, columns, first), block(batch)
                     first += len(batch)
             except (pa.ArrowException, OSError) as error:
                 raise InvalidData(f"{name}: row group {group + 1}", str(error), "readable pages") from error
@@ -137,10 +152,14 @@ def opened(file: Path, name: str, scratch: Path) -> Iterator[pa_parquet.ParquetF
         yield opened
 
 
+def _names(schema: pa.Schema, file: Path, log: Path) -> list[str]:
+    return [*schema.names, *(name for name in _partitions(file, log) if name not in schema.names)]
+
+
 def _stored_columns(schema: pa.Schema, file: Path, log: Path, columns: Mapping[str, Column]) -> dict[str, tuple[Column, str]]:
     """Role → name of its column, and the kind of the column's values. Raises InvalidData for a missing or ambiguous column."""
-    partitions, stored = _partitions(file, log), {}
-    names = [*schema.names, *(name for name in partitions if name not in schema.names)]
+    names = _names(schema, file, log)
+    stored: dict[str, tuple[Column, str]] = {}
     for role, column in columns.items():
         if isinstance(column, int) and column < len(schema.names):
             column = schema.names[column]

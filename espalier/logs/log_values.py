@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -18,20 +18,24 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from espalier.errors import InvalidData
-from espalier.log_columns import LAST_MICROSECOND, as_iso
-from espalier.wording import either
-
-from ..arrays import Int64
-from ..specification.log_format import DATED, BadRowsPolicy, Column, TimestampType
+from espalier.logs.log_columns import LAST_MICROSECOND, Column
+from espalier.wording import configured
 
 log = logging.getLogger(__name__)
 
+Int64 = NDArray[np.int64]
 Stamps = Int64 | NDArray[np.float64]
+BadRowsPolicy = Literal["refuse", "skip"]
+TimestampType = Literal["integer", "float", "datetime", "seconds", "milliseconds", "microseconds", "nanoseconds"]
+DATED: tuple[TimestampType, ...] = ("datetime", "seconds", "milliseconds", "microseconds", "nanoseconds")
+"""The types whose timestamps are points in time: dates of `data.split` can be compared with them."""
 
 MICROSECONDS = {"seconds": 1e6, "milliseconds": 1e3, "microseconds": 1.0, "nanoseconds": 1e-3}
 """Microseconds of a unit, for timestamp types that count from 1970."""
 FALLBACK_TYPES: dict[TimestampType, tuple[TimestampType, ...]] = {"integer": ("datetime", "float"), "float": ("datetime",)}
 """Type → types that an error suggests if a value does not fit it; for other types those in DATED."""
+NOT_ISO = ((r"(\.[0-9]{6})[0-9]+", r"\1"), (" ?(?:UTC|GMT|Z)$", "Z"), (" ([+-][0-9:]+)$", r"\1"))
+"""Pattern of more digits of a second than six, or of a zone that a blank or a name sets apart → how pyarrow reads it."""
 FIRST_MOMENT = np.datetime64("1000-01-01", "us")
 """Earlier times come from years written with two digits."""
 WITHOUT_DAY = {"%d": "%M", "%e": "%M", "%D": "%m/%M/%y", "%F": "%Y-%m-%M"}
@@ -70,7 +74,7 @@ class BadRows:
             return
         if self._policy == "refuse":
             field, value, expected = problem(int(rows[0]))
-            remedy = either(f'{self._section}.bad_rows = "skip" leaves such rows out', f"or {LEAVE_OUT}")
+            remedy = configured(f'{self._section}.bad_rows = "skip" leaves such rows out', f"or {LEAVE_OUT}")
             raise InvalidData(field, value, f"{expected}; {remedy}")
         if reason not in self.counts:
             log.warning("left out: %s", InvalidData(*problem(int(rows[0]))))
@@ -81,8 +85,8 @@ class BadRows:
         left_out, by_reason = self.counts.total(), ", ".join(f"{reason}: {count:,}" for reason, count in self.counts.items())
         if left_out > self.rows_read:
             counts_text = f"{left_out:,} of {left_out + self.rows_read:,} rows left out ({by_reason})"
-            remedy = either("; the other keys do not fit the file", f": name other columns, or {LEAVE_OUT}")
-            raise InvalidData(either(f"{self._section}.bad_rows", "data"), counts_text, f"at most half{remedy}")
+            remedy = configured("; the other keys do not fit the file", f": name other columns, or {LEAVE_OUT}")
+            raise InvalidData(configured(f"{self._section}.bad_rows", "data"), counts_text, f"at most half{remedy}")
         if left_out:
             log.warning("rows left out: %d (%s); rows read: %d", left_out, by_reason, self.rows_read)
 
@@ -143,6 +147,19 @@ def empty_rows(ids: pa.Array) -> Int64:
     return np.flatnonzero(pc.equal(pc.coalesce(ids, pa.scalar("")), "").to_numpy(zero_copy_only=False))
 
 
+def present(values: pa.Array) -> pa.Array:
+    """The values without nulls, NaN and empty texts."""
+    values = values.drop_null()
+    if pa.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    if pa.types.is_floating(values.type):
+        return values.filter(pc.invert(pc.is_nan(values)))
+    if is_text_type(values.type):
+        values = values.cast(pa.string())
+        return values.filter(pc.not_equal(values, ""))
+    return values
+
+
 def as_text(values: pa.Array) -> pa.Array | None:
     """Bytes as strings; None if some are not UTF-8."""
     try:
@@ -191,7 +208,7 @@ class Timestamps:
             if not len(Timestamps(fallback, self._decimal).unreadable(value, 1)):
                 purpose = " for dates and times as ISO 8601" if fallback == "datetime" else ""
                 other_type = f', or data.format.timestamp_type = "{fallback}"{purpose},'
-                return f"{expected}{either(other_type, ' as in the first rows')}"
+                return f"{expected}{configured(other_type, ' as in the first rows')}"
         return expected
 
     def _prepared(self, values: pa.Array) -> pa.Array:
@@ -240,10 +257,13 @@ def is_text_type(values: pa.DataType) -> bool:
 
 
 def _iso(values: pa.Array, zone: str | None) -> Stamps | None:
-    """As `_numbers`, microseconds of dates and times in a form that `as_iso` reads."""
+    """As `_numbers`, microseconds of dates and times as ISO 8601 or NOT_ISO has them."""
     moments = _numbers(values, pa.timestamp("us", zone))
     if moments is None and is_text_type(values.type):
-        moments = _numbers(as_iso(values.cast(pa.string())), pa.timestamp("us", zone))
+        texts = values.cast(pa.string())
+        for pattern, iso in NOT_ISO:
+            texts = pc.replace_substring_regex(texts, pattern, iso)
+        moments = _numbers(texts, pa.timestamp("us", zone))
     return moments
 
 

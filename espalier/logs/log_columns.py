@@ -1,23 +1,22 @@
-"""What the first line and the times of a log say: which columns it names, whether the times have one unit, and other forms of ISO 8601.
+"""What the first line and the times of a log say: which columns it names, and whether the times have one unit.
 
-Knows lines, texts and numbers. Does not know files: training/new_configuration.py reads logs to train on, frames.py logs to answer or
-measure.
+Knows lines and numbers. Does not know files.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from espalier.errors import InvalidData
 from espalier.wording import option
 
+Column = str | int
+"""The name of a column, or its position."""
 Unit = Literal["seconds", "milliseconds", "microseconds", "nanoseconds"]
 NAMES = {
     "user": ("user", "customer", "client", "visitor", "account", "member", "reader", "reviewer", "session", "u"),
@@ -37,8 +36,6 @@ EPOCHS: dict[Unit, tuple[int, int]] = {
     "nanoseconds": (10**17, 1000 * LAST_MICROSECOND),
 }
 """The accepted range of times since 1970 in each unit: 1973 to 2286, for the last two units to 2255."""
-NOT_ISO = ((r"(\.[0-9]{6})[0-9]+", r"\1"), (" ?(?:UTC|GMT|Z)$", "Z"), (" ([+-][0-9:]+)$", r"\1"))
-"""Pattern of more digits of a second than six, or of a zone that a blank or a name sets apart → how pyarrow reads it."""
 MOST_BAD = 0.05
 """Largest share of unreadable rows that count as damaged. With more of them, the log is being read in a wrong way."""
 
@@ -50,7 +47,7 @@ def word_of(name: object) -> str:
 
 def is_header(cells: Sequence[str], names: Collection[str] = ()) -> bool:
     """Whether a log's first line names its columns: a cell is one of some names, or a usual name in a line without times."""
-    if any(cell in names for cell in cells):
+    if any(position_of(cells, name) is not None for name in names):
         return True
     return any(word_of(cell) in words for cell in cells for words in NAMES.values()) and not any(TIME.fullmatch(cell) for cell in cells)
 
@@ -64,14 +61,7 @@ def position_of(names: Sequence[str], column: str) -> int | None:
     return None
 
 
-def as_iso(texts: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    """Texts of dates and times, to a microsecond and with their zone as ISO 8601 has it."""
-    for pattern, iso in NOT_ISO:
-        texts = pc.replace_substring_regex(texts, pattern, iso)
-    return texts
-
-
-def check_unit(field: str, stamps_E: NDArray[np.int64] | NDArray[np.float64]) -> None:
+def check_unit(field: str, stamps_E: NDArray[Any]) -> None:
     """Raises InvalidData if nearly all numbers, zeros aside, are times of the EPOCHS, but of several units."""
     first_of_unit, known = {}, 0
     for unit, (least, last) in EPOCHS.items():

@@ -1,0 +1,267 @@
+"""The layout of a log, from its first rows: its format, its columns, and which of them have which role.
+
+Columns are recognised by option, by usual name, or by their values. Knows files and rows. Does not know configurations.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from espalier.errors import MISSING, InvalidData
+from espalier.logs.log_columns import MOST_BAD, NAMES, Column, is_header, position_of, unless_in_order, word_of
+from espalier.logs.log_times import first_without_time, formats, looks_dated, time_type, two_kinds
+from espalier.logs.log_values import BadRows, RowSource, present
+from espalier.logs.parquet_logs import first_rows, is_parquet, parquet_batches
+from espalier.logs.text_files import TextTableFile, encoding_of, fields_of, line_of, open_text, quoted_fields, text_batches, without_end
+from espalier.wording import configured, option
+
+ROWS = 1000
+PARQUET_ROWS = 1 << 16
+"""Rows of Parquet read at a time."""
+SAMPLE_BYTES = 1 << 20
+SEPARATORS = ("::", "\t", ",", ";", "|", " ")
+POSITIONS = {"user": 0, "item": 1}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The format and columns of a log, from its first rows.
+
+    form            keys of data.format
+    values          column → its values; columns are positions if no line names them; lists have no columns
+    column_options  role → value of its command-line option, or None; the time may also be `file` or `none`
+    notes           the decisions, in words
+    """
+
+    log: Path
+    form: dict[str, Any]
+    values: Mapping[Column, pa.Array]
+    column_options: Mapping[str, str | None]
+    notes: list[str]
+
+    def column(self, role: str, is_needed: bool = True) -> Column | None:
+        """The column of a role, or None. Raises InvalidData if a needed column is missing, or if several columns match."""
+        names, named = list(self.values), self.column_options[role]
+        position = position_of([*map(str, names)], named) if named is not None else None
+        matches, reason = [] if position is None else [names[position]], f"as --{role} says"
+        if named is None:
+            by_word = ([name for name in names if word_of(name) == word] for word in NAMES[role])
+            matches, reason = next(filter(None, by_word), []), "by its name"
+        if named is None and not matches and role in POSITIONS and POSITIONS[role] in names:
+            matches, reason = [POSITIONS[role]], "by its position, since no line names the columns"
+        if len(matches) > 1 or (not matches and (is_needed or named is not None)):
+            expected = f"one of {names}: say which with {option(role, 'NAME')}" if names else "an event a row: this is a user a line"
+            raise InvalidData(f"{self.log.name}: column {role}", named or matches or MISSING, expected)
+        for name in matches:
+            values = [] if pa.types.is_temporal(self.values[name].type) else self.values[name].to_pylist()
+            blanks = any(isinstance(value, str) and value != value.strip() for value in values)
+            self.notes.append(f"{role}: column {name!r}, {reason}{'; blanks around its values are part of them' if blanks else ''}")
+        return matches[0] if matches else None
+
+    def time(self, role_columns: list[object]) -> dict[str, Any]:
+        """The keys `timestamp`, `timestamp_type` and, if needed, `time_format`; empty if no column has times. Raises as `column`."""
+        if self.column_options["time"] in ("file", "none"):
+            return {}
+        decimal = str(self.form.get("decimal", "."))
+        values = {name: present(values) for name, values in self.values.items()}
+        types = {name: time_type(values[name], decimal) for name in values}
+        column = self.column("time", is_needed=False)
+        if column is None:
+            dated = [name for name in types if name not in role_columns and looks_dated(name, types[name])]
+            column = dated[0] if dated else None
+            by_values = f"time: column {column!r}, by its values"
+            in_order = "no column looks like times: events count as in order of the file. If they have no order, say --time none"
+            self.notes.append(in_order if column is None else by_values)
+        if column is None:
+            return {}
+        timestamp_type = types[column]
+        if timestamp_type is None:
+            form = "a number, or a time such as 2026-03-08 07:24, 08.03.2026 or 03/28/2026, without blanks around it"
+            value, expected = two_kinds(values[column], decimal) or (
+                first_without_time(values[column], decimal),
+                f"{form}: name another column with {option('time', 'NAME')}",
+            )
+            raise InvalidData(f"{self.log.name}: column {column!r}", value, f"{expected}, {unless_in_order()}")
+        if timestamp_type == "datetime" and (fitting := formats(values[column])):
+            time_format = self._one_format(column, fitting)
+            self.notes.append(f"times: written {time_format}, by the values")
+            return {"timestamp": column, "timestamp_type": timestamp_type, "time_format": time_format}
+        type_names = {"datetime": "ISO 8601", "integer": "whole numbers of no known unit", "float": "numbers of no known unit"}
+        self.notes.append(f"times: {type_names.get(timestamp_type, f'{timestamp_type} since 1970')}, by the values")
+        return {"timestamp": column, "timestamp_type": timestamp_type}
+
+    def _one_format(self, column: Column, fitting: Mapping[str, NDArray[np.int64]]) -> str:
+        """The only one of the formats that fit. Raises InvalidData if there are two."""
+        if len(fitting) == 1:
+            return next(iter(fitting))
+        values, rows = present(self.values[column]), [int(row) for rows in fitting.values() for row in rows[:1]]
+        value = [values[row].as_py() for row in rows] if rows else values[0].as_py()
+        told = "in one order" if rows else "that can be told apart"
+        others = configured("write data.format.time_format yourself", "make them dates, as `pandas.to_datetime` does")
+        expected = f"days and months {told} ({' or '.join(fitting)}): {others}, {unless_in_order()}"
+        raise InvalidData(f"{self.log.name}: column {column!r}", value, expected)
+
+    @property
+    def text(self) -> TextTableFile:
+        """The file, if it is text with columns."""
+        form = self.form
+        return TextTableFile(self.log, form["separator"], form["header"], form.get("encoding", "utf-8"), form.get("quote", '"'))
+
+    def batches(self, columns: Mapping[str, Column], bad_rows: BadRows, scratch: Path) -> Iterator[tuple[RowSource, pa.RecordBatch]]:
+        """The columns of each role, block by block, each block with its source. Raises InvalidData."""
+        if self.form["format"] == "parquet":
+            return parquet_batches(self.log, columns, scratch, PARQUET_ROWS)
+        return text_batches(self.text, columns, bad_rows)
+
+    def say_unused(self, used_columns: Sequence[object]) -> None:
+        """Note the columns that have no role."""
+        unused = [name for name in self.values if name not in used_columns]
+        if unused:
+            self.notes.append(f"not used: column{'s' * (len(unused) > 1)} {', '.join(map(repr, unused))}")
+
+    def bad_rows(self, counts: Mapping[str, int], section: str) -> dict[str, Any]:
+        """The key `bad_rows`, if some rows cannot be read and are left out."""
+        if not counts:
+            return {}
+        reasons = ", ".join(f"{reason}: {count:,}" for reason, count in counts.items())
+        self.notes.append(f"rows that cannot be read are left out, {reasons}; without {section}.bad_rows the first one ends the training")
+        return {"bad_rows": "skip"}
+
+
+def look(log: Path, column_options: Mapping[str, str | None], scratch: Path) -> Layout:
+    """The layout of a file, or of a folder of Parquet. Raises InvalidData, which names the log, the line and what is wrong.
+
+    column_options  as in Layout
+    scratch         a folder for the unzipped copy of a gzipped Parquet file
+    """
+    if not str(log).isprintable():  # surrogates of a name that is not UTF-8, too
+        raise InvalidData("log", str(log).encode("utf-8", "backslashreplace").decode(), "a name in UTF-8 without control characters")
+    if not log.exists():
+        raise InvalidData("log", str(log), "a file that exists, or a folder of Parquet files")
+    if is_parquet(log):
+        batch = first_rows(log, scratch, ROWS)
+        return Layout(log, {"format": "parquet"}, dict(zip(batch.schema.names, batch.columns, strict=True)), column_options, ["Parquet"])
+    encoding = encoding_of(log)
+    with open_text(TextTableFile(log, "", encoding=encoding), None) as text:
+        sample = text.read(SAMPLE_BYTES).decode("utf-8", "replace")
+    lines = [line for line in re.split(r"\r?\n", sample) if line]
+    if len(sample.encode()) >= SAMPLE_BYTES:
+        lines.pop()  # the sample ends inside this line
+    form: dict[str, Any] = {} if encoding == "utf-8" else {"encoding": encoding}
+    notes = [] if encoding == "utf-8" else [f"encoding {encoding}, by the bytes of the file: if letters look wrong, write another"]
+    return _text(log, lines[:ROWS], column_options, form, notes)
+
+
+def _text(log: Path, lines: list[str], column_options: Mapping[str, str | None], form: dict[str, Any], notes: list[str]) -> Layout:
+    """A table, if some separator splits nearly all lines into the same number of fields, at least two; otherwise lists of ids.
+
+    form, notes  of Layout, as far as they are known
+    """
+    if lines and re.match(r"(\[\s*)?\{|\[\s*$", lines[0]):
+        raise InvalidData(f"{log.name}: first line", lines[0], "CSV, TSV, lists of ids or Parquet, and this looks like JSON")
+    splits = [_split(lines, separator) for separator in SEPARATORS]
+    splits = [split for split in splits if split.rows and len(split.rows[0]) > 1 and min(map(len, split.full_rows)) > 1]
+    tables = [split for split in splits if len(split.full_rows) == len(split.rows) or _is_header(split.rows[0], column_options)]
+    tables = [split for split in tables if len(split.rows) - len(split.full_rows) <= len(split.rows) * MOST_BAD]
+    split = max(tables or splits, key=lambda split: len(split.rows[0]), default=None)
+    expected = f"as many fields as in every line, at least 2, or ids alone, with one of {', '.join(map(repr, SEPARATORS))} between them"
+    if split is None:
+        raise InvalidData(f"{log.name}: first line", lines[0] if lines else MISSING, expected)
+    lists = [] if tables else [without_end(line, split.separator).split(split.separator) for line in lines]
+    if not tables and min(map(len, lists)) < 2:
+        raise _other_fields(log, form, split, expected)
+    first_row, *later_rows = split.full_rows
+    is_header = _is_header(first_row, column_options)
+    if not tables:
+        if is_header or any(" " in cell or not cell for row in lists for cell in row):
+            raise _other_fields(log, form, split, expected)
+        form = {"format": "lists", "separator": split.separator} | form
+        return Layout(log, form, {}, column_options, [*notes, f"a user a line, {split.separator!r} between ids"])
+    if not is_header and not any(map(str.isdecimal, "".join(first_row))) and column_options.get("user") is None:
+        which = f"{option('user', 'NAME')} and {option('item', 'NAME')}"
+        expected = f"names of columns: say which with {which}; {option('user', '0')} if it is an event"
+        raise InvalidData(f"{log.name}: first line", first_row, expected)
+    names: list[Column] = [*first_row] if is_header else [*range(len(first_row))]
+    rows = later_rows if is_header else split.full_rows
+    values = {name: pa.array([row[position] for row in rows], pa.string()) for position, name in enumerate(names)}
+    notes.append(f"text with {split.separator!r} between fields; the first line {'names the columns' if is_header else 'is an event'}")
+    form |= {"format": "csv", "separator": split.separator, "header": is_header}
+    if split.quote != '"':
+        form["quote"] = split.quote
+        notes.append(f"quotes around fields: {split.quote or 'none'}, since fields fit so")
+    commas = next((name for name, column in values.items() if _has_decimal_commas(column)), None)
+    if commas is not None:
+        form["decimal"] = ","
+        notes.append(f"decimal commas: by the values of column {commas!r}")
+    layout = Layout(log, form, values, column_options, notes)
+    is_wide = split.separator == " " and len(first_row) > 2
+    types = [(name, time_type(column, str(form.get("decimal", ".")))) for name, column in values.items()] if is_wide else []
+    if is_wide and not is_header and column_options.get("user") is None and not any(looks_dated(*column) for column in types):
+        user_lines = configured('; if it is a user, write data.format = { format = "lists", separator = " " } yourself')
+        expected = f"{option('user', '0')} and {option('item', '1')} if a line is an event{user_lines}"
+        raise InvalidData(f"{log.name}: first line", first_row, expected)
+    return layout
+
+
+def _other_fields(log: Path, form: Mapping[str, Any], split: _Split, expected: str) -> InvalidData:
+    """The error of the first row with more or fewer fields than the first line, with its line."""
+    fields = len(split.rows[0])
+    record = next(position for position, row in enumerate(split.rows) if len(row) != fields)
+    table = TextTableFile(log, split.separator, encoding=form.get("encoding", "utf-8"), quote_mark=split.quote)
+    text = split.separator.join(split.rows[record])
+    return InvalidData(f"{log.name}: line {line_of(table, record)}", text, f"{expected}; the first line has {fields}")
+
+
+@dataclass(frozen=True)
+class _Split:
+    """Lines split into fields. full_rows: the rows with as many fields as the first row."""
+
+    separator: str
+    quote: str
+    rows: list[list[str]]
+
+    @cached_property
+    def full_rows(self) -> list[list[str]]:
+        return [row for row in self.rows if len(row) == len(self.rows[0])]
+
+
+def _split(lines: list[str], separator: str) -> _Split:
+    """Split with the quote that gives the largest share of full rows. At ties, single quotes win if most lines have such fields."""
+    if len(separator) > 1:
+        return _Split(separator, '"', [line.split(separator) for line in lines])
+    single = quoted_fields(separator, "'")
+    most_single = 2 * sum(single.findall(line)[-1:] == ["'"] for line in lines) > len(lines)
+    quotes = ("'", '"', "") if most_single else ('"', "")
+    splits = [_Split(separator, quote, _rows(lines, separator, quote)) for quote in quotes]
+    return max(splits, key=lambda split: (len(split.full_rows) / max(1, len(split.rows)), len(split.full_rows)))
+
+
+def _rows(lines: list[str], separator: str, quote: str) -> list[list[str]]:
+    """The fields of each record. The last record is left out if the file has more lines: it may end inside quotes."""
+    try:
+        rows = list(filter(None, fields_of(lines, separator, quote)))
+    except csv.Error:  # a field above the reader's limit
+        return []
+    return rows[:-1] if len(lines) == ROWS else rows
+
+
+def _is_header(first_row: list[str], column_options: Mapping[str, str | None]) -> bool:
+    """Whether the first line names the columns, by usual names or those in options. Whole numbers in options are positions."""
+    orders = ("time", "file"), ("time", "none")
+    names = {name for role, name in column_options.items() if name and not name.isdecimal() and (role, name) not in orders}
+    return is_header(first_row, names)
+
+
+def _has_decimal_commas(values: pa.Array) -> bool:
+    texts = [text for text in values.to_pylist() if text]
+    return all(re.fullmatch(r"-?[0-9]+(,[0-9]+)?", text) for text in texts) and any("," in text for text in texts)
