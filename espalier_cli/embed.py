@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from espalier.errors import MISSING, EspalierError, InvalidInput
 from espalier.frames import as_table
 from espalier.model import open_model
-from espalier_cli.predict import check_queries, query_values, write_table
+from espalier_cli.predict import check_queries, check_written, query_values, write_table
 
 
 def main(arguments: Sequence[str], prog: str) -> int:
@@ -41,6 +41,11 @@ def _embed(options: argparse.Namespace) -> None:
         raise InvalidInput("--states" if options.states is None else "--queries", MISSING, "both files, --queries and --states")
     if options.column is not None and options.queries is None:
         raise InvalidInput("--column", options.column, "--queries with it")
+    written = [(option, Path(file)) for option, file in (("--items", options.items), ("--states", options.states)) if file is not None]
+    others = [] if options.queries is None else [Path(options.queries)]
+    for option, file in written:
+        check_written(option, file, *others)
+        others.append(file)
     model = open_model(options.model, "cpu")
     if options.items is not None:
         rows, items = model.item_rows(), model.bundle.items

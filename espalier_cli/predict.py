@@ -87,8 +87,9 @@ def main(arguments: Sequence[str], prog: str) -> int:
 def predict(options: argparse.Namespace) -> None:
     """Write the answers. Raises EspalierError, OSError and ArrowException."""
     out, model = Path(options.out), open_model(options.model, "cpu", frame="arrow")
-    if out.is_dir() or not out.absolute().parent.is_dir():
-        raise InvalidInput("--out", str(out), "a file in a folder that exists")
+    check_written("--out", out, Path(options.queries))
+    if None not in (options.m, options.m_column):
+        raise InvalidInput("--m-column", options.m_column, "no such option with --m")
     if options.workers < 1:
         raise InvalidInput("--workers", options.workers, "at least 1")
     column = options.column or model.bundle.manifest.query.kind
@@ -110,6 +111,14 @@ def predict(options: argparse.Namespace) -> None:
             _answer(executor, AHEAD * workers if workers > 1 else 0, job, blocks, folder, total)
         _join_blocks(folder, out, _with_items(job, schema.empty_table(), 0, model))
         shutil.rmtree(folder)
+
+
+def check_written(option: str, out: Path, *others: Path) -> None:
+    """Raise InvalidInput unless a file can be written there that is none of the others."""
+    if out.is_dir() or not out.absolute().parent.is_dir():
+        raise InvalidInput(option, str(out), "a file in a folder that exists")
+    if out.resolve() in [other.resolve() for other in others]:
+        raise InvalidInput(option, str(out), "a file that is not read or written otherwise: it would be replaced")
 
 
 def _answer(executor: Executor, ahead: int, job: Job, blocks: Iterator[pa.Table], folder: Path, total: int) -> None:
@@ -195,6 +204,8 @@ def _queries(options: argparse.Namespace, column: str, model: Model) -> tuple[in
     if options.user is not None:
         if column == options.user:
             raise InvalidInput("--column", column, "another name than that of the users")
+        if item == options.user:
+            raise InvalidInput("--item", item, "another column than that of the users")
         lists, users = histories(file, options.user, item, options.time)
         rows = model.bundle.items.rows_of([item for items in lists.values() for item in items]) if lists else None
         if rows is not None and (rows < 0).all():

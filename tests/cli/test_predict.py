@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from espalier.errors import InvalidQuery
 from espalier.file_lock import file_lock
 from espalier.queries import HistoryKind
 from espalier_cli import predict as module
+from espalier_cli.embed import main as embed_main
 from espalier_cli.predict import main as predict
 from tests.cli.conftest import HISTORIES, SAMPLE
 
@@ -288,7 +290,9 @@ def test_what_is_wrong_is_said_with_its_row_in_the_file(
         ),
         (["--user", "user", "--column", "user"], "error: --column: got 'user', expected another name"),
         (["--user", "user", "--m-column", "most"], "error: --m-column: got 'most', expected no such option with --user"),
+        (["--user", "user", "--item", "user"], "error: --item: got 'user', expected another column"),
         (["--time", "at"], "error: --time: got 'at', expected no such option without --user"),
+        (["--m", "3", "--m-column", "most"], "error: --m-column: got 'most', expected no such option with --m"),
         (["--column", "most"], "error: --column: got 'most: int64', expected a column of lists of ids"),
     ],
 )
@@ -299,6 +303,19 @@ def test_what_is_wrong_is_said_and_nothing_is_written(
     assert run("--model", SAMPLE, "--queries", queries, "--out", out, "--workers", 1, *arguments) == 1
     assert said in capsys.readouterr().err
     assert not out.exists()
+
+
+def test_no_file_that_is_read_or_written_otherwise_is_replaced(queries: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    content, link, new = queries.read_bytes(), tmp_path / "link.parquet", tmp_path / "new.parquet"
+    link.symlink_to(queries)
+    embed = partial(embed_main, prog="espalier embed")
+    asked = ["--model", str(SAMPLE), "--queries", str(queries)]
+    assert run("--model", SAMPLE, "--queries", queries, "--out", link, "--workers", 1) == 1
+    assert embed([*asked, "--states", str(link)]) == 1
+    assert embed([*asked, "--items", str(new), "--states", str(new)]) == 1
+    said = capsys.readouterr().err
+    assert [line.partition(":")[2].partition(":")[0].strip() for line in said.splitlines()] == ["--out", "--states", "--states"]
+    assert (queries.read_bytes(), new.exists()) == (content, False)
 
 
 def test_what_is_wrong_with_a_query_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
