@@ -188,6 +188,8 @@ class Connections:
             raise ReplicaFailed("late", f"no connection within {self._connect_timeout_s:g} s") from None
         except OSError as error:
             raise ReplicaFailed("connection", str(error.strerror or error)) from None
+        except UnicodeError as error:  # the text is no valid name
+            raise ReplicaFailed("connection", f"{self._host}: {error}") from None
         return connection, True
 
     def close(self) -> None:

@@ -159,6 +159,14 @@ async def test_a_look_finds_out_what_a_replica_holds_while_as_much_as_may_be_is_
         await asyncio.gather(searching, return_exceptions=True)
 
 
+@pytest.mark.parametrize("address", ["http://a..b:80", "https://.b:80", f"http://{'a' * 64}.b:80"])
+async def test_a_host_that_no_name_can_be_is_a_failed_connection(address: str) -> None:
+    transport = HttpTransport(RouterConfig.model_validate({"shards": (address,)}))
+    with pytest.raises(ReplicaFailed, match=r"idna") as failed:
+        await transport.served_shards(address, 5)
+    assert failed.value.reason == "connection"
+
+
 async def test_a_name_may_stand_for_several_addresses() -> None:
     transport = HttpTransport(RouterConfig(shards=("dns+http://localhost:8001",)))
     assert set(await transport.addresses("dns+http://localhost:8001")) <= {"http://127.0.0.1:8001", "http://[::1]:8001"}
