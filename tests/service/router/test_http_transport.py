@@ -101,7 +101,10 @@ async def test_a_kept_connection_carries_key_and_origin_and_is_made_anew_closed_
     [
         (None, "connection"),
         (b"HTTP/1.1 200 OK\r\ncontent-length: 400\r\n\r\nabc", "late"),
+        (b"HTT", "late"),
         (b"SSH-2.0-OpenSSH_9\r\n\r\n", "garbage"),
+        (b"SSH-2.0-OpenSSH_9\r\n", "garbage"),
+        (b"\x15", "garbage"),
         (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n4\r\nabcd\r\n0\r\n\r\n", "garbage"),
         (b"HTTP/1.1 200 OK\r\ncontent-length: 1001\r\n\r\n", "garbage"),
         (b"x" * 20_000, "garbage"),
