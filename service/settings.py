@@ -177,7 +177,9 @@ class Settings(BaseSettings):
     )
     tls_key: Path | None = Field(default=None, description="PEM file of that certificate's key, without a password.")
     tls_client_ca: Path | None = Field(
-        default=None, description="PEM file of CAs: clients must show a certificate that one of them has signed (mTLS)."
+        default=None,
+        description="PEM file of CAs: clients must show a certificate that one of them has signed (mTLS). If it holds CRLs, every CA "
+        "needs a valid one.",
     )
     tls_ca: Path | None = Field(
         default=None,

@@ -100,6 +100,8 @@ def _load_ca(context: ssl.SSLContext, ca: Path) -> None:
         context.load_verify_locations(ca)
     except OSError as error:
         raise CertificatesUnusable(f"{ca}: no certificates in PEM ({_reason(error)})") from error
+    if context.cert_store_stats()["crl"]:  # OpenSSL reads revocation lists from the file, but ignores them unless told otherwise
+        context.verify_flags |= ssl.VerifyFlags.VERIFY_CRL_CHECK_LEAF
 
 
 def _check_readable(*files: Path) -> None:

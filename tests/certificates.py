@@ -50,6 +50,13 @@ class Authority:
             os.replace(written, file)
         return pair
 
+    def revokes(self, pair: Pair) -> bytes:
+        """A list of revoked certificates that has only this one, in PEM."""
+        serial, now = x509.load_pem_x509_certificate(pair.certificate.read_bytes()).serial_number, datetime.now(UTC)
+        revoked = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(now).build()
+        builder = x509.CertificateRevocationListBuilder(self._name, now - timedelta(days=1), now + timedelta(days=1), [], [revoked])
+        return builder.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
     def _builder(self, name: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
         valid = datetime.now(UTC) - timedelta(days=1), datetime.now(UTC) + timedelta(days=1)
         builder = x509.CertificateBuilder(self._name, name, key, x509.random_serial_number(), *valid)

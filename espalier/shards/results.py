@@ -81,8 +81,9 @@ def check_result(result: SearchResult, batch: int, m: int, items: int, levels: S
 
     items   of the whole catalogue
     levels  int64[H+2] of each whole tree: its `level_offset`
-    Each row begins with its results and is padded with NO_ITEM. Numbers are finite, and scores are from 0 to 1. The nodes of a trace lie on
-    its level, those of frontiers on the level above the leaves. Exactly for vectors, the result says which queries have finite logits.
+    Each row begins with its results and is padded with NO_ITEM. Numbers are finite, and scores are from 0 to 1. A trace ends on the leaves.
+    Its nodes lie on its levels, those of frontiers on the level above the leaves. Exactly for vectors, the result says which queries have
+    finite logits.
     """
     rows, most = result.item_rows_BM.shape
     if rows != batch or most > m:
@@ -103,6 +104,8 @@ def check_result(result: SearchResult, batch: int, m: int, items: int, levels: S
             "finite", "something" if result.finite_B is not None else "nothing", "of queries that are vectors, and of no others"
         )
     for tree, (trace, offset) in enumerate(zip(result.traces, levels, strict=False)):
+        if not trace or trace[-1].level != len(offset) - 2:
+            raise InvalidMessage(f"trace.{tree}", [level.level for level in trace], f"levels down to {len(offset) - 2}, the leaves")
         for level in trace:
             if level.level > len(offset) - 2:
                 raise InvalidMessage(f"trace.{tree}", level.level, f"levels of a tree of height {len(offset) - 2}")

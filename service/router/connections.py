@@ -27,6 +27,7 @@ MAX_HEAD_BYTES = 1 << 14
 """Largest head of an answer."""
 IDLE_S = 30.0
 """A connection that was idle for longer is not used again: the server may be closing it."""
+_BEGIN = b"HTTP/1."
 _STATUS = re.compile(rb"HTTP/1\.[01] ([1-5]\d\d)[ \r]")
 _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,12})[ \t]*\r\n", re.IGNORECASE)
 _CLOSES = re.compile(rb"\r\nconnection:[ \t]*close[ \t]*\r\n", re.IGNORECASE)
@@ -109,6 +110,8 @@ class Connection(asyncio.Protocol):
         if end < 0:
             if len(self._received) > MAX_HEAD_BYTES:
                 raise ReplicaFailed("garbage", f"the head of an answer has more than {MAX_HEAD_BYTES} bytes")
+            if not _BEGIN.startswith(self._received[: len(_BEGIN)]):  # the end of a head may never come
+                raise ReplicaFailed("garbage", f"an HTTP/1.1 answer was expected: {bytes(self._received[:100])!r}")
             return
         head = bytes(self._received[: end + 2])
         status, length = _STATUS.match(head), _LENGTH.search(head)
@@ -188,6 +191,8 @@ class Connections:
             raise ReplicaFailed("late", f"no connection within {self._connect_timeout_s:g} s") from None
         except OSError as error:
             raise ReplicaFailed("connection", str(error.strerror or error)) from None
+        except UnicodeError as error:  # the text is no valid name
+            raise ReplicaFailed("connection", f"{self._host}: {error}") from None
         return connection, True
 
     def close(self) -> None:

@@ -28,6 +28,8 @@ TRIES = 3
 """Most replicas that one request is sent to: the first, one after a failure, and one beside a slow one."""
 PAUSE_S = 0.1
 """Pause before a request is sent again to replicas that were too busy."""
+SLACK_S = 0.1
+"""How much longer than the call a transport may wait. If its timer fired first, another replica would be asked with no time left."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,8 @@ class ShardCall:
     async def _send(self, replica: Replica, digests: Sequence[str], number: int) -> bytes:
         left_s = self._deadline - time.perf_counter()
         body = self._request.body(digests, left_s, number)
-        return await self._fleet.transport.send(replica.address, body, self._request.max_bytes, left_s, self._request.headers)
+        wait_s = left_s + SLACK_S
+        return await self._fleet.transport.send(replica.address, body, self._request.max_bytes, wait_s, self._request.headers)
 
     def _suspect_first(self) -> None:
         """If another replica answered before the first one, which had a head start, the first is late."""

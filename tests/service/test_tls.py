@@ -231,6 +231,23 @@ def test_a_client_must_show_a_certificate_that_the_ca_has_signed(models: Path, a
         assert running.ask(retrieval(), client(authority, known)).status == 200
 
 
+def test_a_revoked_certificate_is_refused_once_the_file_of_the_ca_has_the_list(models: Path, authority: Authority, tmp_path: Path) -> None:
+    stays, revoked, clients_ca = authority.signs("stays"), authority.signs("revoked"), tmp_path / "clients.pem"
+    clients_ca.write_bytes(authority.ca.read_bytes())
+    with listening(models, **own(authority.signs("service"), tls_client_ca=clients_ca)) as running:
+        assert running.ask(get("/livez"), client(authority, revoked)).status == 200
+        clients_ca.write_bytes(authority.ca.read_bytes() + authority.revokes(revoked))
+
+        def is_refused() -> bool:
+            try:
+                return running.ask(get("/livez"), client(authority, revoked)).status != 200
+            except (ssl.SSLError, ConnectionError, EOFError):
+                return True
+
+        until(is_refused)
+        assert running.ask(get("/livez"), client(authority, stays)).status == 200
+
+
 # -- files that change ----------------------------------------------------------------------------------------------------
 
 

@@ -104,6 +104,7 @@ def shard_queries(draw: st.DrawFn) -> ShardQuery:
 
 HISTORY = HistoryKind(length=4)
 LEVELS = np.array([0, 1, 3, 6, 16])
+LEAVES = a_level(3, 6, 15)
 """The first nodes of the levels of a tree of height 3 with 10 leaves, and one past the last node."""
 
 
@@ -369,7 +370,7 @@ def frontier(node: int, rank: float) -> tuple[Frontier, ...]:
 def test_a_right_answer_passes_its_check() -> None:
     check()
     check(finite_B=np.array([True, False]), kind=VectorKind(width=4))
-    check(traces=((a_level(1, 1, 2), a_level(2, -1, 5), a_level(3, 6, 15)),))
+    check(traces=((a_level(1, 1, 2), a_level(2, -1, 5), LEAVES),))
     check(**one_row(scores_BM=[[1, 0, 1], [0, 9, 9]]))
     check(frontiers=frontier(5, -1))
 
@@ -401,9 +402,11 @@ def test_a_right_answer_passes_its_check() -> None:
         ({"frontiers": frontier(-2, 1)}, r"frontier\.0"),
         ({"frontiers": frontier(2, 1)}, r"frontier\.0"),
         ({"frontiers": frontier(6, 1)}, r"frontier\.0"),
-        ({"traces": ((a_level(1, 3, 2),),)}, r"trace\.0"),
-        ({"traces": ((a_level(1, 2, 0),),)}, r"trace\.0"),
-        ({"traces": ((a_level(4, 2, 2),),)}, r"trace\.0"),
+        ({"traces": ((a_level(1, 3, 2), LEAVES),)}, r"trace\.0: got 3,"),
+        ({"traces": ((a_level(1, 2, 0), LEAVES),)}, r"trace\.0: got 0,"),
+        ({"traces": ((a_level(4, 2, 2), LEAVES),)}, r"trace\.0: got 4,"),
+        ({"traces": ((),)}, r"trace\.0: got \[\]"),
+        ({"traces": ((LEAVES,), (a_level(1, 1, 2),)), "levels": (LEVELS, LEVELS)}, r"trace\.1: got \[1\]"),
     ],
 )
 def test_an_answer_that_makes_no_sense_is_refused(changed: dict[str, Any], named: str) -> None:

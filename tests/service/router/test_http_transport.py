@@ -101,7 +101,10 @@ async def test_a_kept_connection_carries_key_and_origin_and_is_made_anew_closed_
     [
         (None, "connection"),
         (b"HTTP/1.1 200 OK\r\ncontent-length: 400\r\n\r\nabc", "late"),
+        (b"HTT", "late"),
         (b"SSH-2.0-OpenSSH_9\r\n\r\n", "garbage"),
+        (b"SSH-2.0-OpenSSH_9\r\n", "garbage"),
+        (b"\x15", "garbage"),
         (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n4\r\nabcd\r\n0\r\n\r\n", "garbage"),
         (b"HTTP/1.1 200 OK\r\ncontent-length: 1001\r\n\r\n", "garbage"),
         (b"x" * 20_000, "garbage"),
@@ -157,6 +160,14 @@ async def test_a_look_finds_out_what_a_replica_holds_while_as_much_as_may_be_is_
         assert len(await transport.served_shards(server.address, 5)) == 1
         searching.cancel()
         await asyncio.gather(searching, return_exceptions=True)
+
+
+@pytest.mark.parametrize("address", ["http://a..b:80", "https://.b:80", f"http://{'a' * 64}.b:80"])
+async def test_a_host_that_no_name_can_be_is_a_failed_connection(address: str) -> None:
+    transport = HttpTransport(RouterConfig.model_validate({"shards": (address,)}))
+    with pytest.raises(ReplicaFailed, match=r"idna") as failed:
+        await transport.served_shards(address, 5)
+    assert failed.value.reason == "connection"
 
 
 async def test_a_name_may_stand_for_several_addresses() -> None:

@@ -84,7 +84,10 @@ class Shard:
         asked, own = orjson.loads(body), self.turns[int(address)]
         self.sent.append((round(1e3 * (self.clock.now - self.began)), int(address), asked["wanted"]))
         seconds, what = own.pop(0) if len(own) > 1 else own[0]
-        await asyncio.sleep(seconds)
+        timeout_s -= 1e-3  # timers of uvloop may be so early
+        await asyncio.sleep(min(seconds, timeout_s))
+        if seconds > timeout_s:
+            raise ReplicaFailed("late", "no answer in time")
         if what == OK:
             return encode_answer(ShardAnswer(PIN, FOUND, address, 1.0, 1, asked["number"]))
         raise MasksWanted(what) if isinstance(what, tuple) else ReplicaFailed(what, "as the test says")
@@ -182,6 +185,13 @@ def test_who_is_asked_and_when(
 def test_retries_company_and_failures_are_counted(clock: Clock, first: tuple[float, Any], hedged: int, retried: int, failed: int) -> None:
     shard = ask(clock, Shard(clock, [[first], [(0.01, OK)]]), 1).shard
     assert [shard.counted(name) for name in ("hedges", "retries", "failures")] == [hedged, retried, failed]
+
+
+def test_a_deadline_that_passes_is_one_failure_and_no_other_replica_is_asked_for_it(clock: Clock) -> None:
+    asked = ask(clock, Shard(clock, [[(NEVER, OK)], [(0.01, OK)]], hedges=False), 0.2)
+    assert asked[:2] == ("late", 200)
+    assert [asked.shard.counted(name) for name in ("retries", "failures")] == [0, 1]
+    assert [replica.trust for replica in asked.shard.replicas] == ["late", "trusted"]
 
 
 def test_who_is_silent_or_gone_is_followed_and_three_are_asked_at_most(clock: Clock) -> None:
