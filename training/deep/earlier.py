@@ -63,7 +63,7 @@ def open_earlier(
     scorer, or its tree has no room for the new items. Raises the bundle's errors if it cannot be read.
     """
     bundle = Bundle.open(path)
-    earlier_config = config_of(bundle.manifest, DeepConfig)
+    earlier_config = config_of(bundle.manifest, DeepConfig, "earlier_model")
     branching = max(bundle.tree.max_children) if earlier_config.tree.branching == "auto" else earlier_config.tree.branching
     _check_alike(config, earlier_config, branching)
     _check_queries(bundle, interactions)

@@ -33,10 +33,11 @@ from ..live.joined_log import with_journal, with_live_fields
 from ..live.run_journal import RunJournal, read_run_journal, with_live_items
 from ..retrieval.task import Fitted
 from ..specification.deep import DeepConfig, JtmTree, TreeOfEarlierModel
+from ..specification.models import config_of
 from ..trees.balanced import category_tree, random_tree
 from ..trees.embeddings import item_embeddings as embeddings_of
 from ..trees.embeddings import spread_unseen
-from ..trees.kmeans import kmeans_tree
+from ..trees.kmeans import kmeans_tree, unit_rows
 
 log = logging.getLogger(__name__)
 
@@ -136,8 +137,13 @@ def build_tree(config: DeepConfig, prepared: Prepared, device: torch.device = CP
     if prepared.start is None:
         embeddings_ID = item_embeddings(prepared, EMBEDDING_DIM, config.seed)
     else:
-        learned_ID = leaf_rows(Bundle.open(prepared.start), prepared.items)
-        embeddings_ID = with_unseen(learned_ID, prepared, config.seed)
+        bundle = Bundle.open(prepared.start)
+        config_of(bundle.manifest, DeepConfig, "earlier_model")
+        learned_ID = leaf_rows(bundle, prepared.items)
+        if not learned_ID.any():
+            first_id = prepared.items.column("id")[0].as_py()
+            raise InvalidConfig("earlier_model", str(config.earlier_model), f"a model of the log's items, such as {first_id!r}")
+        embeddings_ID = with_new(learned_ID, prepared, config.seed)
     return kmeans_tree(embeddings_ID, branching, seed=config.seed)
 
 
@@ -182,6 +188,19 @@ def item_embeddings(prepared: Prepared, width: int, seed: int) -> NDArray[np.flo
     width = min(width, len(train) - 1, interactions.item_count - 1)
     embeddings = embeddings_of(interactions, train, width, seed=seed)
     return with_unseen(embeddings, prepared, seed)
+
+
+def with_new(rows_ID: NDArray[np.float32], prepared: Prepared, seed: int) -> NDArray[np.float32]:
+    """Leaf rows of an earlier model at unit length, with zero rows replaced: by the prediction from co-occurrence, which knows new items.
+
+    Least squares over the items with a row predict it from an item's embedding.
+    """
+    known_I = np.asarray(rows_ID.any(axis=1), np.bool_)
+    if known_I.all():
+        return rows_ID
+    unit_ID, embeddings_ID = unit_rows(rows_ID), item_embeddings(prepared, EMBEDDING_DIM, seed)
+    weights = np.linalg.lstsq(embeddings_ID[known_I], unit_ID[known_I])[0]
+    return np.where(known_I[:, None], unit_ID, embeddings_ID @ weights).astype(np.float32)
 
 
 def with_unseen(embeddings_ID: NDArray[np.float32], prepared: Prepared, seed: int) -> NDArray[np.float32]:
