@@ -44,6 +44,8 @@ log = logging.getLogger(__name__)
 CPU = torch.device("cpu")
 EMBEDDING_DIM = 64
 """Width of the co-occurrence embeddings that balanced k-means clusters."""
+PENALTY = 1.0
+"""Of the squared weights, in the ridge regression that predicts rows of an earlier model; rows have length 1."""
 
 
 @dataclass(frozen=True)
@@ -193,13 +195,14 @@ def item_embeddings(prepared: Prepared, width: int, seed: int) -> NDArray[np.flo
 def with_new(rows_ID: NDArray[np.float32], prepared: Prepared, seed: int) -> NDArray[np.float32]:
     """Leaf rows of an earlier model at unit length, with zero rows replaced: by the prediction from co-occurrence, which knows new items.
 
-    Least squares over the items with a row predict it from an item's embedding.
+    Ridge regression over the items with a row predicts it from an item's embedding.
     """
     known_I = np.asarray(rows_ID.any(axis=1), np.bool_)
     if known_I.all():
         return rows_ID
-    unit_ID, embeddings_ID = unit_rows(rows_ID), item_embeddings(prepared, EMBEDDING_DIM, seed)
-    weights = np.linalg.lstsq(embeddings_ID[known_I], unit_ID[known_I])[0]
+    unit_ID, embeddings_ID = unit_rows(rows_ID), unit_rows(item_embeddings(prepared, EMBEDDING_DIM, seed))
+    known_KE = embeddings_ID[known_I]
+    weights = np.linalg.solve(known_KE.T @ known_KE + PENALTY * np.eye(known_KE.shape[1]), known_KE.T @ unit_ID[known_I])
     return np.where(known_I[:, None], unit_ID, embeddings_ID @ weights).astype(np.float32)
 
 
