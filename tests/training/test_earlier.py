@@ -148,6 +148,10 @@ def test_another_split_is_warned_of(bundle: Bundle, log: Path, tmp_path: Path, c
     assert "another split" not in caplog.text
     prepare(going_on(bundle, log, seed=2), None, tmp_path)
     assert "another split" in caplog.text
+    caplog.clear()
+    config = going_on(bundle, log, seed=2, tree={"kind": "kmeans"}, scorer={"init": "random"})
+    build_tree(config, prepare(config, None, tmp_path))
+    assert "another split" in caplog.text
 
 
 # -- another catalogue --------------------------------------------------------------------------------------------------------

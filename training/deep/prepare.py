@@ -23,7 +23,7 @@ from ..data.item_tables import item_table
 from ..data.splits import Split, split_log
 from ..data.user_item_matrix import events_of_items
 from ..deep.content_rows import predict_vectors
-from ..deep.earlier import EarlierModel, open_earlier
+from ..deep.earlier import EarlierModel, open_earlier, warn_of_known_answers
 from ..deep.jtm import learn_tree
 from ..deep.jtm_samples import draw_samples
 from ..deep.parallel import process, wait_for_all
@@ -140,7 +140,8 @@ def build_tree(config: DeepConfig, prepared: Prepared, device: torch.device = CP
         embeddings_ID = item_embeddings(prepared, EMBEDDING_DIM, config.seed)
     else:
         bundle = Bundle.open(prepared.start)
-        config_of(bundle.manifest, DeepConfig, "earlier_model")
+        earlier_config = config_of(bundle.manifest, DeepConfig, "earlier_model")
+        warn_of_known_answers(prepared.start, bundle, config, earlier_config)
         learned_ID = leaf_rows(bundle, prepared.items)
         if not learned_ID.any():
             first_id = prepared.items.column("id")[0].as_py()
