@@ -68,6 +68,8 @@ def versions(url: str, model: str | None) -> list[dict[str, Any]]:
             row |= {"default": serving.default, "beside": [version for version in serving.versions if version != serving.default]}
             row["candidate"] = None if serving.candidate is None else serving.candidate.model_dump(mode="json")
         rows.append(row)
+    if model is not None and not rows:
+        raise StoreMissing(f"{store.url}: no model {model!r}")
     return rows
 
 

@@ -148,6 +148,10 @@ def test_another_split_is_warned_of(bundle: Bundle, log: Path, tmp_path: Path, c
     assert "another split" not in caplog.text
     prepare(going_on(bundle, log, seed=2), None, tmp_path)
     assert "another split" in caplog.text
+    caplog.clear()
+    config = going_on(bundle, log, seed=2, tree={"kind": "kmeans"}, scorer={"init": "random"})
+    build_tree(config, prepare(config, None, tmp_path))
+    assert "another split" in caplog.text
 
 
 # -- another catalogue --------------------------------------------------------------------------------------------------------
@@ -204,6 +208,31 @@ def test_a_model_of_other_items_is_refused(bundle: Bundle, tmp_path: Path) -> No
     log.write_text("user,item\n" + "".join(f"u{user},other-{item}\n" for user in range(20) for item in range(12)))
     with pytest.raises(InvalidConfig, match=r"earlier_model: .* 'other-0'"):
         prepare(going_on(bundle, log), None, tmp_path)
+    config = going_on(bundle, log, tree={"kind": "kmeans"}, scorer={"init": "random"})
+    with pytest.raises(InvalidConfig, match=r"earlier_model: .* 'other-0'"):
+        build_tree(config, prepare(config, None, tmp_path))
+
+
+@pytest.mark.parametrize("kind", ["earlier", "kmeans"])
+def test_a_model_of_another_family_is_refused_by_the_name_of_its_key(kind: str, bundle: Bundle, log: Path, tmp_path: Path) -> None:
+    path = Path(shutil.copytree(bundle.path, tmp_path / "planted" / "1"))
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["training"] = {"kind": "xr-linear", "name": "planted", "data": {"format": "log", "train": "log.csv"}}
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    config = going_on(Bundle.open(path), log, tree={"kind": kind}, scorer={"init": "random"})
+    with pytest.raises(InvalidConfig, match=r"^earlier_model: got 'xr-linear', expected a model of kind otm-robust"):
+        build_tree(config, prepare(config, None, tmp_path))
+
+
+def test_k_means_over_earlier_rows_puts_new_items_among_those_of_the_same_users(bundle: Bundle, tmp_path: Path) -> None:
+    config = going_on(bundle, write_log(tmp_path / "log.csv", new=16), tree={"kind": "kmeans"}, scorer={"init": "random"})
+    prepared = prepare(config, None, tmp_path)
+    tree = build_tree(config, prepared)
+    cluster_I = np.array([int(item_id.removeprefix("item-")) % CLUSTERS for item_id in prepared.items.column("id").to_pylist()])
+    ancestor_I = tree.ancestors(tree.leaf_of_item)[:, 3]  # eight of them
+    new = np.flatnonzero(bundle.items.rows_of(prepared.items.column("id").to_pylist()) < 0)
+    shares = [np.mean(cluster_I[ancestor_I == ancestor_I[row]] == cluster_I[row]) for row in new]
+    assert np.mean(shares) > 0.5
 
 
 @given(seed=st.integers(0, 1 << 30), height=st.integers(1, 4), gone=st.sampled_from([0.0, 0.3]), wished=st.integers(0, 12))

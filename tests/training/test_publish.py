@@ -198,6 +198,7 @@ def test_a_model_is_published_listed_and_pinned(url: str, books: Path) -> None:
     assert command("set-default", "--version", 2, "--candidate", MAX_VERSION + 1, "--store", url).status == 2
     ran("set-default")
     assert ran("versions", "--model", "books") == "books: versions 1, 2; the highest, version 2, serves\n"
+    assert command("versions", "--model", "boks", "--store", url).err == f"error: {url}: no model 'boks'\n"
 
 
 def test_an_error_is_one_line(books: Path) -> None:

@@ -63,16 +63,11 @@ def open_earlier(
     scorer, or its tree has no room for the new items. Raises the bundle's errors if it cannot be read.
     """
     bundle = Bundle.open(path)
-    earlier_config = config_of(bundle.manifest, DeepConfig)
+    earlier_config = config_of(bundle.manifest, DeepConfig, "earlier_model")
     branching = max(bundle.tree.max_children) if earlier_config.tree.branching == "auto" else earlier_config.tree.branching
     _check_alike(config, earlier_config, branching)
     _check_queries(bundle, interactions)
-    if bundle.manifest.data.get(LEARNED_VALIDATION):
-        log.warning(
-            "%s has learned from validation queries: if this run has the same ones, it chooses by answers that the model knows. "
-            "Train a model with refit = false to go on from it",
-            path,
-        )
+    warn_of_known_answers(path, bundle, config, earlier_config)
     row_I = bundle.items.rows_of(items.column("id").to_pylist())
     if (row_I < 0).all():
         raise InvalidConfig("earlier_model", str(path), f"a model of the log's items, such as {items.ids_of(np.zeros(1, np.int64))[0]!r}")
@@ -97,6 +92,19 @@ def open_earlier(
     stay_count = len(row_I) - len(new_items)
     log.info("%s: %d items are where they were, %d are new, %d are gone", path, stay_count, len(new_items), len(bundle.items) - stay_count)
     return EarlierModel(grown_tree, _with_rows(model, source_N), length, earlier_config.objective.gamma, likelihood)
+
+
+def warn_of_known_answers(path: Path, bundle: Bundle, config: DeepConfig, earlier_config: DeepConfig) -> None:
+    """Warn if the earlier model may have learned from this run's validation or test queries."""
+    if bundle.manifest.data.get(LEARNED_VALIDATION):
+        log.warning(
+            "%s has learned from validation queries: if this run has the same ones, it chooses by answers that the model knows. "
+            "Train a model with refit = false to go on from it",
+            path,
+        )
+    split = [(c.seed, c.data.split, c.data.format) for c in (config, earlier_config)]
+    if split[0] != split[1]:
+        log.warning("the earlier model was trained with another split: test users of this one may have been its training users")
 
 
 def as_earlier(config: DeepConfig, tree: Tree, model: NodeScorer) -> EarlierModel:
@@ -178,9 +186,6 @@ def _check_alike(config: DeepConfig, earlier_config: DeepConfig, branching: int)
     for key, value, expected in pairs:
         if value != expected:
             raise InvalidConfig(key, value, f"{expected!r}, as in earlier_model")
-    split = [(c.seed, c.data.split, c.data.format) for c in (config, earlier_config)]
-    if split[0] != split[1]:
-        log.warning("the earlier model was trained with another split: test users of this one may have been its training users")
 
 
 def _check_queries(bundle: Bundle, interactions: Interactions) -> None:

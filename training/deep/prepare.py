@@ -23,7 +23,7 @@ from ..data.item_tables import item_table
 from ..data.splits import Split, split_log
 from ..data.user_item_matrix import events_of_items
 from ..deep.content_rows import predict_vectors
-from ..deep.earlier import EarlierModel, open_earlier
+from ..deep.earlier import EarlierModel, open_earlier, warn_of_known_answers
 from ..deep.jtm import learn_tree
 from ..deep.jtm_samples import draw_samples
 from ..deep.parallel import process, wait_for_all
@@ -33,16 +33,19 @@ from ..live.joined_log import with_journal, with_live_fields
 from ..live.run_journal import RunJournal, read_run_journal, with_live_items
 from ..retrieval.task import Fitted
 from ..specification.deep import DeepConfig, JtmTree, TreeOfEarlierModel
+from ..specification.models import config_of
 from ..trees.balanced import category_tree, random_tree
 from ..trees.embeddings import item_embeddings as embeddings_of
 from ..trees.embeddings import spread_unseen
-from ..trees.kmeans import kmeans_tree
+from ..trees.kmeans import kmeans_tree, unit_rows
 
 log = logging.getLogger(__name__)
 
 CPU = torch.device("cpu")
 EMBEDDING_DIM = 64
 """Width of the co-occurrence embeddings that balanced k-means clusters."""
+PENALTY = 1.0
+"""Of the squared weights, in the ridge regression that predicts rows of an earlier model; rows have length 1."""
 
 
 @dataclass(frozen=True)
@@ -136,8 +139,14 @@ def build_tree(config: DeepConfig, prepared: Prepared, device: torch.device = CP
     if prepared.start is None:
         embeddings_ID = item_embeddings(prepared, EMBEDDING_DIM, config.seed)
     else:
-        learned_ID = leaf_rows(Bundle.open(prepared.start), prepared.items)
-        embeddings_ID = with_unseen(learned_ID, prepared, config.seed)
+        bundle = Bundle.open(prepared.start)
+        earlier_config = config_of(bundle.manifest, DeepConfig, "earlier_model")
+        warn_of_known_answers(prepared.start, bundle, config, earlier_config)
+        learned_ID = leaf_rows(bundle, prepared.items)
+        if not learned_ID.any():
+            first_id = prepared.items.column("id")[0].as_py()
+            raise InvalidConfig("earlier_model", str(config.earlier_model), f"a model of the log's items, such as {first_id!r}")
+        embeddings_ID = with_new(learned_ID, prepared, config.seed)
     return kmeans_tree(embeddings_ID, branching, seed=config.seed)
 
 
@@ -182,6 +191,20 @@ def item_embeddings(prepared: Prepared, width: int, seed: int) -> NDArray[np.flo
     width = min(width, len(train) - 1, interactions.item_count - 1)
     embeddings = embeddings_of(interactions, train, width, seed=seed)
     return with_unseen(embeddings, prepared, seed)
+
+
+def with_new(rows_ID: NDArray[np.float32], prepared: Prepared, seed: int) -> NDArray[np.float32]:
+    """Leaf rows of an earlier model at unit length, with zero rows replaced: by the prediction from co-occurrence, which knows new items.
+
+    Ridge regression over the items with a row predicts it from an item's embedding.
+    """
+    known_I = np.asarray(rows_ID.any(axis=1), np.bool_)
+    if known_I.all():
+        return rows_ID
+    unit_ID, embeddings_ID = unit_rows(rows_ID), unit_rows(item_embeddings(prepared, EMBEDDING_DIM, seed))
+    known_KE = embeddings_ID[known_I]
+    weights = np.linalg.solve(known_KE.T @ known_KE + PENALTY * np.eye(known_KE.shape[1]), known_KE.T @ unit_ID[known_I])
+    return np.where(known_I[:, None], unit_ID, embeddings_ID @ weights).astype(np.float32)
 
 
 def with_unseen(embeddings_ID: NDArray[np.float32], prepared: Prepared, seed: int) -> NDArray[np.float32]:

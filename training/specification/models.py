@@ -66,11 +66,11 @@ def read_deep_config(file: Path) -> DeepConfig:
     return deep_config(read_toml(file))
 
 
-def config_of(manifest: ManifestDraft, family: type[Family]) -> Family:
-    """The specification that a bundle was trained with. Raises InvalidConfig if it was imported, or is of another family."""
+def config_of(manifest: ManifestDraft, family: type[Family], option: str = "--model") -> Family:
+    """The specification that a bundle was trained with. Raises InvalidConfig with `option` if it was imported, or is of another family."""
     if not was_trained_here(manifest):
-        raise InvalidConfig("--model", f"{manifest.name} version {manifest.version}", "a model that was trained here")
-    return _of_family(SPECIFICATION.checked(manifest.training), family, "--model")
+        raise InvalidConfig(option, f"{manifest.name} version {manifest.version}", "a model that was trained here")
+    return _of_family(SPECIFICATION.checked(manifest.training), family, option)
 
 
 def was_trained_here(manifest: ManifestDraft) -> bool:
