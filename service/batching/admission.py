@@ -44,7 +44,8 @@ class Limits:
     burst_s             longest expected wait of an accepted request
     max_wait_s          how long an idle engine waits for more queries after the first
     smallest_beam_size  smallest beam after shrinking for a deadline; None: beams do not shrink
-    calls               simultaneous engine calls: several if the engine waits for other machines
+    calls               simultaneous engine calls
+    remote              whether the engine waits for other machines: it is told deadlines, and the origins of requests
     inline_s            if the engine is free, the event loop itself searches for a single query that is expected to take at most this long,
                         because the hand-over to a thread and back takes as long. 0: never
     """
@@ -56,6 +57,7 @@ class Limits:
     max_wait_s: float = 0.0
     smallest_beam_size: int | None = None
     calls: int = 1
+    remote: bool = False
     inline_s: float = 0.0
 
     @property

@@ -123,7 +123,7 @@ class Batcher:
         loop = asyncio.get_running_loop()
         if priority is Priority.NORMAL and (answer := await self._search_inline(queries, params, deadline, loop, fixed_beam)):
             return answer
-        context = SearchContext(deadline if self.limits.calls > 1 and deadline < float("inf") else None, origin)
+        context = SearchContext(deadline if self.limits.remote and deadline < float("inf") else None, origin)
         queue, size = self._queue, self.limits.max_batch
         if priority is Priority.BACKGROUND:
             queue, size = self._background, self.limits.background_batch

@@ -151,7 +151,7 @@ class RetrievalRoute:
             deadline = began + timeout_ms / 1e3
             if checked.request.min_sequence:
                 await self._wait_for_sequence(checked.model, checked.request.min_sequence, deadline)
-            origin = origin_of(info) if model.batcher.limits.calls > 1 else ()
+            origin = origin_of(info) if model.batcher.limits.remote else ()
             retrieved = await retrieve(checked, settings, began, deadline, priority, origin, info.key_name or "")
             actual_s = retrieved.engine_s
         except QueueFull:

@@ -166,7 +166,8 @@ def _load(
         verify_ranker(bundle, reranker)
     steps.append("warming up its engine")
     engine.warm_up()
-    batcher = Batcher(engine, limits_of(settings, bundle, engine, engines.calls), name, on_overload=in_overload(path))
+    limits = limits_of(settings, bundle, engine, engines.calls, remote=engines.layout_of(engine) is not None)
+    batcher = Batcher(engine, limits, name, on_overload=in_overload(path))
     model_metrics = ModelMetrics(metrics, name, version, engine.name, lambda: batcher.depth)
     batcher.on_call = model_metrics.call
     live = LiveVersion(bundle, engine, filters)
@@ -178,21 +179,22 @@ def _load(
     return loaded
 
 
-def limits_of(settings: Settings, bundle: Bundle, engine: Engine, calls: int = 1) -> Limits:
+def limits_of(settings: Settings, bundle: Bundle, engine: Engine, calls: int = 1, remote: bool = False) -> Limits:
     """The limits of the queue of an engine. A shard never shrinks a beam: all shards use the beam size that the router chose.
 
-    An engine with several calls at once waits for other machines: a call with more queries costs hardly more.
+    A call of an engine that waits for other machines costs hardly more with more queries. The event loop never waits for it.
     """
     gpu = runs_on_gpu(engine.name)
     return Limits(
         max_batch=settings.max_batch or (GPU_BATCH if gpu else CPU_BATCH),
-        serial=not gpu and calls == 1,
+        serial=not gpu and not remote,
         max_queue=settings.max_queue,
         burst_s=settings.max_queue_ms / 1e3,
         max_wait_s=settings.max_wait_us / 1e6,
         smallest_beam_size=bundle.manifest.search.smallest_beam_size if bundle.manifest.shard is None else None,
         calls=calls,
-        inline_s=settings.max_inline_us / 1e6 if not gpu and calls == 1 and not settings.max_wait_us else 0.0,
+        remote=remote,
+        inline_s=settings.max_inline_us / 1e6 if not gpu and not remote and not settings.max_wait_us else 0.0,
     )
 
 

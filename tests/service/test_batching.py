@@ -108,7 +108,7 @@ async def test_requests_that_come_while_the_engine_is_busy_share_the_next_call(e
 
 
 async def test_where_calls_end_at_deadlines_a_short_one_cuts_no_other_request_short(engine: FakeEngine, new_batcher: NewBatcher) -> None:
-    batcher = new_batcher(max_batch=16, calls=2)
+    batcher = new_batcher(max_batch=16, calls=2, remote=True)
     async with held(engine, batcher) as first, held(engine, batcher) as second:
         now = asyncio.get_running_loop().time()
         tasks = await accepted(*(ask(batcher, i, deadline=now + ends) for i, ends in enumerate((30, 30.01, 2, 30), 1)))

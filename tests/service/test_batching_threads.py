@@ -211,8 +211,8 @@ async def test_as_many_calls_run_at_once_as_the_limits_say(new_batcher: NewBatch
     assert [type(error) for error in failed] == [EngineFailed] * 2
 
 
-async def test_an_engine_of_several_calls_is_told_the_nearest_deadline_of_a_call(engine: FakeEngine, new_batcher: NewBatcher) -> None:
-    batcher = new_batcher(max_batch=16, calls=2)
+async def test_a_remote_engine_is_told_the_nearest_deadline_of_a_call(engine: FakeEngine, new_batcher: NewBatcher) -> None:
+    batcher = new_batcher(max_batch=16, calls=2, remote=True)
     async with held(engine, batcher) as first, held(engine, batcher) as second:
         tasks = await accepted(*(ask(batcher, i, deadline=50 + i) for i in range(2)))
     await asyncio.gather(first, second, *tasks)
@@ -440,18 +440,18 @@ async def test_a_job_that_paused_for_expired_queries_is_done(new_batcher: NewBat
 
 
 @pytest.mark.parametrize(
-    ("engine", "calls", "settings", "inline_s"),
+    ("engine", "remote", "settings", "inline_s"),
     [
-        ("compiled-cpu", 1, {}, 2e-4),
-        ("compiled-cpu", 1, {"max_inline_us": 50}, 5e-5),
-        ("compiled-cpu", 1, {"max_wait_us": 1}, 0.0),
-        ("compiled-cpu", 2, {}, 0.0),
-        ("triton", 1, {}, 0.0),
+        ("compiled-cpu", False, {}, 2e-4),
+        ("compiled-cpu", False, {"max_inline_us": 50}, 5e-5),
+        ("compiled-cpu", False, {"max_wait_us": 1}, 0.0),
+        ("sharded", True, {}, 0.0),
+        ("triton", False, {}, 0.0),
     ],
 )
 def test_only_engines_that_search_here_on_a_cpu_and_wait_for_nothing_do(
-    tmp_path: Path, engine: str, calls: int, settings: dict[str, Any], inline_s: float
+    tmp_path: Path, engine: str, remote: bool, settings: dict[str, Any], inline_s: float
 ) -> None:
     bundle, named = whole_bundle(tmp_path), FakeEngine(ITEMS)
     named.name = engine
-    assert limits_of(Settings(**settings), bundle, named, calls).inline_s == inline_s
+    assert limits_of(Settings(**settings), bundle, named, remote=remote).inline_s == inline_s

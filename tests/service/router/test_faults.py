@@ -219,6 +219,16 @@ def test_without_a_shard_answers_go_on_and_say_what_they_cover(shards: Cluster) 
     assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
 
 
+def test_a_router_with_one_call_at_once_has_deadlines_too(tmp_path: Path) -> None:
+    """However quick its shards were, the event loop does not search them itself: it would answer nobody else meanwhile."""
+    folders = shard_folders(whole_bundle(tmp_path / "models"), tmp_path / "shards", 2)
+    with cluster(tmp_path / "models", folders, {"calls": 1}, max_inline_us=10_000, timeout_ms=5000) as shards:
+        shards.retrieve(**QUERY)
+        shards.transport.dead.add(A)
+        assert shards.retrieve(**QUERY)["coverage"]["missing"] == [0]
+        assert loaded(shards).batcher.limits.inline_s == 0
+
+
 def test_an_answer_comes_before_the_deadline_without_a_shard_that_is_slow(shards: Cluster) -> None:
     given_up = []
 
