@@ -81,7 +81,11 @@ def as_file(field: str, data: Any, folder: Path) -> Path:
     """A file, or a data frame that is written into a folder, as a log. Raises InvalidInput as `as_table` does."""
     if isinstance(data, str | Path):
         return Path(data)
-    pq.write_table(as_table(field, data), folder / FRAME)
+    table = as_table(field, data)
+    try:
+        pq.write_table(table, folder / FRAME)
+    except pa.ArrowException as error:
+        raise InvalidInput(field, str(error), "columns of types that Parquet can hold: drop the others") from error
     return folder / FRAME
 
 

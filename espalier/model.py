@@ -287,7 +287,7 @@ class Model:
             queries, relevant = held_out.queries, held_out.relevant
         else:
             with tempfile.TemporaryDirectory() as folder:
-                queries, relevant = self._queries_of(as_file("data", data, Path(folder)), user, item, time)
+                queries, relevant = self._queries_of(as_file("data", data, Path(folder)), Path(folder), user, item, time)
         rows = []
         for beam_size in beam_sizes:
             item_rows_BM = np.concatenate([result.item_rows_BM for result in self.results(queries, Ask(max(ms), beam_size))])
@@ -327,12 +327,15 @@ class Model:
             raise InvalidInput("data", None, f"a log: {self.name} version {self.version} has no held-out queries")
         return held_out
 
-    def _queries_of(self, log: Path, user: str, item: str, time: str | None) -> tuple[QueryBatch, list[NDArray[np.int64]]]:
-        """Histories of a log and their relevant item rows, without users whose history or relevant items the model does not know."""
+    def _queries_of(self, log: Path, scratch: Path, user: str, item: str, time: str | None) -> tuple[QueryBatch, list[NDArray[np.int64]]]:
+        """Histories of a log and their relevant item rows, without users whose history or relevant items the model does not know.
+
+        scratch  as in `look`
+        """
         if not isinstance(self.bundle.manifest.query, HistoryKind):
             raise InvalidInput("data", "a log of users", f"None: the model takes {self.bundle.manifest.query.kind} queries")
         rows_of = self.bundle.items.rows_of
-        names = first_rows(log, log.parent, 1).schema.names if is_parquet(log) else ()
+        names = first_rows(log, scratch, 1).schema.names if is_parquet(log) else ()
         if {"history", "relevant"} <= {*names}:  # all queries count: this version misses the items that it does not know
             table = read_table(log)
             columns = [table.column(name).to_pylist() for name in ("history", "relevant")]

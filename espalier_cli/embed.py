@@ -51,10 +51,10 @@ def _embed(options: argparse.Namespace) -> None:
         rows, items = model.item_rows(), model.bundle.items
         write_table(pa.table({"id": items.ids_of(np.arange(len(items))), "row": _lists(rows)}), Path(options.items))
     if options.states is not None:
-        table = as_table("--queries", options.queries)
+        column = options.column or model.bundle.manifest.query.kind
+        table = as_table("--queries", options.queries, (column,))
         if "state" in table.column_names:
             raise InvalidInput("--queries", "state", "no column of this name: the states are called so")
-        column = options.column or model.bundle.manifest.query.kind
         if column not in table.column_names:
             raise InvalidInput("--column", column, f"one of the columns {', '.join(table.column_names)}")
         check_queries(table.schema.field(column), model)

@@ -15,10 +15,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from espalier.logs.log_columns import EPOCHS, check_unit
-from espalier.logs.log_layout import look
+from espalier.logs.log_columns import check_unit
+from espalier.logs.log_layout import SEPARATORS, look
 from espalier.logs.log_values import BadRows, RowSource, Stamps, Timestamps, empty_rows
-from espalier.logs.text_files import whole_table
+from espalier.logs.parquet_logs import is_parquet
+from espalier.logs.text_files import TextTableFile, encoding_of, first_record, separator_of, whole_table
 from espalier.wording import without_configuration
 
 
@@ -82,8 +83,8 @@ def histories(log: Path, user: str, item: str, time: str | None = None) -> Histo
         times = layout.time([])
         columns = {role: layout.column(role) for role in ("user", "item")} | {"timestamp": times.get("timestamp")}
         kind = times.get("timestamp_type", "float")
-        # Of any unit: only their order counts, and whether all have the same one.
-        timestamps = Timestamps("float" if kind in EPOCHS else kind, layout.form.get("decimal", "."), times.get("time_format"))
+        # Of any unit, and whole or not: only their order counts, and whether all have the same unit.
+        timestamps = Timestamps("datetime" if kind == "datetime" else "float", layout.form.get("decimal", "."), times.get("time_format"))
         for source, batch in layout.batches({role: name for role, name in columns.items() if name is not None}, bad_rows, Path(folder)):
             types.add(batch.column("user").type)
             blocks.append(events_of(source, batch, timestamps, bad_rows))
@@ -112,14 +113,20 @@ def _id_type(types: set[pa.DataType]) -> pa.DataType:
 
 @without_configuration()
 def read_table(file: Path, columns: Sequence[str] = ()) -> pa.Table:
-    """All columns of a file, or of a folder of Parquet. Columns of text are strings, with null for empty fields. Raises InvalidData.
+    """All columns of a file, or of a folder of Parquet. Raises InvalidData.
 
-    columns  names by which a first line is recognised as names of columns, besides the usual ones
+    The first line of text names its columns. They are strings, with null for empty fields.
+
+    columns  by which the separator of text is recognised
     """
+    bad_rows = BadRows("refuse", "data")
+    if file.is_file() and not is_parquet(file):
+        encoding = encoding_of(file)
+        tables = [TextTableFile(file, separator, encoding=encoding) for separator in (separator_of(file), *SEPARATORS)]
+        table = next((table for table in tables if {*columns} <= {*first_record(table)}), tables[0])
+        return whole_table(table, None, bad_rows)[0]
     with tempfile.TemporaryDirectory() as folder:
-        layout = look(file, dict(zip(columns, columns, strict=True)), Path(folder))
-        all_columns, bad_rows = {str(name): name for name in layout.values}, BadRows("refuse", "data")
-        if layout.form["format"] == "csv":
-            return whole_table(layout.text, all_columns, bad_rows)[0]
-        tables = [pa.Table.from_batches([batch]) for _, batch in layout.batches(all_columns, bad_rows, Path(folder))]
-        return pa.concat_tables(tables, promote_options="permissive")
+        layout = look(file, {}, Path(folder))
+        all_columns = {str(name): name for name in layout.values}
+        blocks = [pa.Table.from_batches([batch]) for _, batch in layout.batches(all_columns, bad_rows, Path(folder))]
+        return pa.concat_tables(blocks, promote_options="permissive")

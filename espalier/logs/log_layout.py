@@ -173,7 +173,12 @@ def _text(log: Path, lines: list[str], column_options: Mapping[str, str | None],
     splits = [split for split in splits if split.rows and len(split.rows[0]) > 1 and min(map(len, split.full_rows)) > 1]
     tables = [split for split in splits if len(split.full_rows) == len(split.rows) or _is_header(split.rows[0], column_options)]
     tables = [split for split in tables if len(split.rows) - len(split.full_rows) <= len(split.rows) * MOST_BAD]
-    split = max(tables or splits, key=lambda split: len(split.rows[0]), default=None)
+    names_in_options = _names_in(column_options)
+
+    def fit(split: _Split) -> tuple[int, int]:
+        return sum(position_of(split.rows[0], name) is not None for name in names_in_options), len(split.rows[0])
+
+    split = max(tables or splits, key=fit, default=None)
     expected = f"as many fields as in every line, at least 2, or ids alone, with one of {', '.join(map(repr, SEPARATORS))} between them"
     if split is None:
         raise InvalidData(f"{log.name}: first line", lines[0] if lines else MISSING, expected)
@@ -247,19 +252,27 @@ def _split(lines: list[str], separator: str) -> _Split:
 
 
 def _rows(lines: list[str], separator: str, quote: str) -> list[list[str]]:
-    """The fields of each record. The last record is left out if the file has more lines: it may end inside quotes."""
+    """The fields of each record, as far as the reader's limit of a field lets it read.
+
+    The last record is left out if the file has more lines: it may end inside quotes.
+    """
+    rows: list[list[str]] = []
     try:
-        rows = list(filter(None, fields_of(lines, separator, quote)))
-    except csv.Error:  # a field above the reader's limit
-        return []
+        rows.extend(filter(None, fields_of(lines, separator, quote)))
+    except csv.Error:  # a field above the limit
+        return rows if len(rows) > 1 else []
     return rows[:-1] if len(lines) == ROWS else rows
 
 
 def _is_header(first_row: list[str], column_options: Mapping[str, str | None]) -> bool:
-    """Whether the first line names the columns, by usual names or those in options. Whole numbers in options are positions."""
+    """Whether the first line names the columns, by usual names or those in options."""
+    return is_header(first_row, _names_in(column_options))
+
+
+def _names_in(column_options: Mapping[str, str | None]) -> set[str]:
+    """The names of columns in options, where whole numbers are positions."""
     orders = ("time", "file"), ("time", "none")
-    names = {name for role, name in column_options.items() if name and not name.isdecimal() and (role, name) not in orders}
-    return is_header(first_row, names)
+    return {name for role, name in column_options.items() if name and not name.isdecimal() and (role, name) not in orders}
 
 
 def _has_decimal_commas(values: pa.Array) -> bool:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from espalier.errors import InvalidInput
@@ -48,3 +49,8 @@ def test_integers_that_pandas_holds_as_floats_are_ids(tmp_path: Path) -> None:
     frame = Pandas(user=np.array([7.0, 8.0, np.nan]), item=objects("a", "b", "c"))
     found = histories(as_file("data", frame, tmp_path), "user", "item")
     assert (found.lists, found.users.to_pylist()) == ({"7": ["a"], "8": ["b"]}, [7, 8])
+
+
+def test_a_column_that_no_file_can_hold_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"data: got .*'extra'.*, expected columns of types that Parquet can hold"):
+        as_file("data", pa.table({"user": ["u"], "item": ["i"], "extra": [{}]}), tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import scipy.sparse as sp
 
@@ -254,6 +256,15 @@ def test_a_log_is_halved_by_user_to_measure_on_it(model: Model) -> None:
     assert model.evaluate(three, ms=[10])["mrr"][0].as_py() == pytest.approx(1 / (1 + found.index("perl")))
     with pytest.raises(InvalidInput, match=r"column user: got 'nobody', expected one of .*: say which with user="):
         model.evaluate(log, user="nobody", item="what")
+
+
+def test_a_packed_log_is_measured_and_files_beside_it_stay(model: Model, tmp_path: Path) -> None:
+    ids = ["nginx", "postgresql", "perl", "python3"]
+    pq.write_table(pa.table({"user": ["u"] * len(ids), "item": ids}), tmp_path / "log.parquet")
+    (tmp_path / "log.parquet.gz").write_bytes(gzip.compress((tmp_path / "log.parquet").read_bytes()))
+    (tmp_path / "unzipped.parquet").write_text("of somebody else")
+    assert model.evaluate(tmp_path / "log.parquet.gz").equals(model.evaluate(tmp_path / "log.parquet"))
+    assert (tmp_path / "unzipped.parquet").read_text() == "of somebody else"
 
 
 def test_what_is_no_id_is_named_and_whole_floats_are_integers(model: Model) -> None:

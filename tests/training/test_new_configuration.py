@@ -17,7 +17,7 @@ import pytest
 
 from espalier.bundle import Bundle
 from espalier.errors import InvalidConfig, InvalidData
-from espalier.frames import as_table
+from espalier.logs.log_events import histories
 from espalier.logs.log_values import BadRows
 from tests.training import text_logs
 from tests.training.commands import command
@@ -169,7 +169,7 @@ def test_a_line_with_a_time_is_an_event_though_a_word_in_it_is_a_usual_name(tmp_
     log = tmp_path / "words.csv"
     log.write_text("".join(f"{user},{'at' if row == 0 else f'word{item}'},{at}\n" for row, (user, item, at) in enumerate(rows())))
     assert written(log)["data"]["format"]["header"] is False
-    assert as_table("--queries", log, ("0", "1")).num_rows == len(rows())
+    assert sum(map(len, histories(log, "0", "1").lists.values())) == len(rows())
     assert written(log, user="u0", item="at", time="1500000000")["data"]["format"]["header"] is True
 
 

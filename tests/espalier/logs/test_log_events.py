@@ -70,6 +70,36 @@ def test_line_ends_in_quotes_are_part_of_a_field_wherever_a_block_ends(tmp_path:
     assert of_text(tmp_path, text, "user", "item") == {user: [item] for user, item, _ in rows}
 
 
+def test_a_text_longer_than_the_reader_of_the_layout_takes_hides_no_columns(tmp_path: Path) -> None:
+    for quote in ("", '"'):
+        text = f"user,item,review\na,x,short\nb,y,{quote}{'word ' * 40_000}{quote}\na,z,short\n"
+        assert of_text(tmp_path, text, "user", "item") == {"a": ["x", "z"], "b": ["y"]}
+
+
+def test_names_in_options_say_what_stands_between_columns(tmp_path: Path) -> None:
+    for event, found in (("", {}), ("a,x,the cat is on\n", {"a": ["x"]})):
+        assert of_text(tmp_path, f"user id,item id,event time\n{event}", "user id", "item id") == found
+
+
+def test_times_may_be_whole_in_the_first_rows_alone(tmp_path: Path) -> None:
+    times = np.append(np.zeros(log_layout.ROWS), [1.5, 0.5])
+    ids = [str(row) for row in range(len(times))]
+    assert of_table(tmp_path, "at", user=["u"] * len(ids), item=ids, at=times)["u"][-2:] == [ids[-1], ids[-2]]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("text\nred shoes\nblue shirt\ngreen hat for men\n", {"text": ["red shoes", "blue shirt", "green hat for men"]}),
+        ('name;text\n1;"red; soft"\n;blue, new\n', {"name": ["1", None], "text": ["red; soft", "blue, new"]}),
+        ("name,text\n", {"name": [], "text": []}),
+    ],
+)
+def test_the_first_line_of_a_table_names_its_columns(tmp_path: Path, text: str, expected: dict[str, list[str | None]]) -> None:
+    (tmp_path / "queries.csv").write_text(text)
+    assert read_table(tmp_path / "queries.csv", ["text"]).to_pydict() == expected
+
+
 @pytest.mark.parametrize("kind", [pa.string(), pa.int64(), pa.int32(), pa.float64()])
 def test_users_keep_their_type(tmp_path: Path, kind: pa.DataType) -> None:
     ids = pa.array([7, None, 8]).cast(kind)
