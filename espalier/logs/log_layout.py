@@ -85,6 +85,9 @@ class Layout:
         if column is None:
             return {}
         timestamp_type = types[column]
+        if len(self.values[column]) and not len(values[column]):
+            found, expected = f"nothing in the first {len(self.values[column]):,} rows", f"times, {unless_in_order()}"
+            raise InvalidData(f"{self.log.name}: column {column!r}", found, expected)
         if timestamp_type is None:
             form = "a number, or a time such as 2026-03-08 07:24, 08.03.2026 or 03/28/2026, without blanks around it"
             value, expected = two_kinds(values[column], decimal) or (

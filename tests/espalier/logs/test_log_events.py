@@ -152,6 +152,7 @@ def test_rows_without_a_user_an_item_or_a_time_are_left_out_unless_they_are_many
     ("text", "columns", "message"),
     [
         ("user,item,at\n1,2,10\n1,2,xx\n", ("user", "item", "at"), "column 'at': got 'xx', expected a number, or a time"),
+        ("user,item,at\n1,2,\n1,3,\n", ("user", "item", "at"), "column 'at': got 'nothing in the first 2 rows', expected times, or say"),
         ("user,item,at\n1,2,2026-03-08 07:24\n1,2,2026-03-08 07:24Z\n", ("user", "item", "at"), "times all with a zone or all without one"),
         (
             "user;id,item\n1,2\n",
