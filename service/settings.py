@@ -178,8 +178,8 @@ class Settings(BaseSettings):
     tls_key: Path | None = Field(default=None, description="PEM file of that certificate's key, without a password.")
     tls_client_ca: Path | None = Field(
         default=None,
-        description="PEM file of CAs: clients must show a certificate that one of them has signed (mTLS). If it holds CRLs, every CA "
-        "needs a valid one.",
+        description="PEM file of CAs: clients must show a certificate that one of them has signed (mTLS). CRLs in it or "
+        "ESPALIER_TLS_CA count: each CA needs one.",
     )
     tls_ca: Path | None = Field(
         default=None,

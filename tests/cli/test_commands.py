@@ -230,7 +230,7 @@ def test_rows_and_states_are_written(queries: Path, tmp_path: Path, capsys: pyte
     pq.write_table(pa.table({"history": [["perl"], None]}), tmp_path / "null.parquet")
     assert write("--queries", tmp_path / "null.parquet", "--states", tmp_path / "more.parquet") == 1
     assert "history[1]: got null, expected a history query in every row" in capsys.readouterr().err
-    (tmp_path / "texts.csv").write_text("name,history\nfirst,perl\n")
+    (tmp_path / "texts.csv").write_text("name;history\nfirst, second;perl\n")  # the column says what stands between
     assert write("--queries", tmp_path / "texts.csv", "--states", tmp_path / "more.parquet") == 1
     assert "--column: got 'history: string', expected a column of lists of ids" in capsys.readouterr().err
     assert write("--queries", tmp_path / "states.parquet", "--column", "user", "--states", tmp_path / "more.parquet") == 1

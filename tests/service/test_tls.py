@@ -403,6 +403,20 @@ async def test_a_router_reaches_shards_that_want_its_certificate(other: Listenin
 
 
 @pytest.mark.real_time
+async def test_a_router_asks_no_shard_whose_certificate_is_revoked(models: Path, authority: Authority, tmp_path: Path) -> None:
+    shard, ca = authority.signs("service"), tmp_path / "listed.pem"
+    with listening(models, **own(shard)) as running:
+        address = f"https://localhost:{running.address[1]}"
+        ca.write_bytes(authority.ca.read_bytes() + authority.revokes(authority.signs("another")))
+        async with transport(calling(ca, None, None)) as router:
+            assert await router.served_shards(address, 5) == frozenset()
+        ca.write_bytes(authority.ca.read_bytes() + authority.revokes(shard))
+        async with transport(calling(ca, None, None)) as router:
+            with pytest.raises(ReplicaFailed, match="revoked"):
+                await router.served_shards(address, 5)
+
+
+@pytest.mark.real_time
 async def test_the_addresses_of_a_name_have_its_certificate(other: Listening, authority: Authority) -> None:
     port = other.address[1]
     async with transport(calling(authority.ca, *authority.signs("router"))) as router:
