@@ -73,29 +73,28 @@ class Layout:
         if self.column_options["time"] in ("file", "none"):
             return {}
         decimal = str(self.form.get("decimal", "."))
-        values = {name: present(values) for name, values in self.values.items()}
-        types = {name: time_type(values[name], decimal) for name in values}
         column = self.column("time", is_needed=False)
         if column is None:
-            dated = [name for name in types if name not in role_columns and looks_dated(name, types[name])]
-            column = dated[0] if dated else None
+            others = (name for name in self.values if name not in role_columns)
+            column = next((name for name in others if looks_dated(name, time_type(present(self.values[name]), decimal))), None)
             by_values = f"time: column {column!r}, by its values"
             in_order = "no column looks like times: events count as in order of the file. If they have no order, say --time none"
             self.notes.append(in_order if column is None else by_values)
         if column is None:
             return {}
-        timestamp_type = types[column]
-        if len(self.values[column]) and not len(values[column]):
+        values = present(self.values[column])
+        timestamp_type = time_type(values, decimal)
+        if len(self.values[column]) and not len(values):
             found, expected = f"nothing in the first {len(self.values[column]):,} rows", f"times, {unless_in_order()}"
             raise InvalidData(f"{self.log.name}: column {column!r}", found, expected)
         if timestamp_type is None:
             form = "a number, or a time such as 2026-03-08 07:24, 08.03.2026 or 03/28/2026, without blanks around it"
-            value, expected = two_kinds(values[column], decimal) or (
-                first_without_time(values[column], decimal),
+            value, expected = two_kinds(values, decimal) or (
+                first_without_time(values, decimal),
                 f"{form}: name another column with {option('time', 'NAME')}",
             )
             raise InvalidData(f"{self.log.name}: column {column!r}", value, f"{expected}, {unless_in_order()}")
-        if timestamp_type == "datetime" and (fitting := formats(values[column])):
+        if timestamp_type == "datetime" and (fitting := formats(values)):
             time_format = self._one_format(column, fitting)
             self.notes.append(f"times: written {time_format}, by the values")
             return {"timestamp": column, "timestamp_type": timestamp_type, "time_format": time_format}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import re
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from espalier.errors import InvalidData
 from espalier.logs import log_layout
 from espalier.logs.log_events import histories, read_table
 from espalier.logs.text_files import text_batches
+from espalier.wording import in_python
 
 ROWS = [("customer", "item no", "at"), ("007", "a,b", "2026-03-08 07:24"), ("8", "NA", "2026-03-08 07:25")]
 
@@ -184,3 +187,22 @@ def test_columns_that_are_numbers_are_positions_in_text_without_a_header(tmp_pat
     assert of_text(tmp_path, text, "0", "1", "3", name) == {"1": ["NA"], "0": ["8", "007"]}
     with pytest.raises(InvalidData, match=r"column time: got '4', expected one of \[0, 1, 2, 3\]"):
         of_text(tmp_path, text, "0", "1", "4", name)
+
+
+def test_threads_read_different_logs_at_once_and_each_is_told_as_its_caller(tmp_path: Path) -> None:
+    logs = [tmp_path / f"{number}.csv" for number in range(8)]
+    for number, log in enumerate(logs):
+        rows = [f"u{row % 9},i{number},{'' if number % 2 else row}" for row in range(200)]
+        log.write_text("\n".join(["user,item,at", *rows]), "utf-16" if number % 3 else "utf-8")
+
+    def found(number: int) -> Any:
+        with in_python() if number % 4 == 1 else nullcontext():
+            try:
+                return histories(logs[number], "user", "item", "at").lists
+            except InvalidData as error:
+                return str(error)
+
+    alone = [found(number) for number in range(8)]
+    assert [text.rpartition("say ")[2][:6] for text in alone[1::2]] == ['time="', "--time"] * 2
+    with ThreadPoolExecutor(4) as pool:
+        assert [*pool.map(found, [*range(8)] * 2)] == alone * 2
