@@ -19,6 +19,8 @@ SEPARATOR, LETTER, ALONE = 0, 1, 2
 """Classes of characters: between words; part of a word; a word by itself."""
 WORDS, CHARS = 0, 1
 """The units of n-grams."""
+PHRASE_WEIGHT = 0.5
+"""How much several words in a row weigh in a document; single words and characters weigh 1."""
 # Hashes are stored with models, so none of these numbers may ever change.
 SEED = np.uint64(0xE5BA_11E2_7F1D_F001)
 GOLDEN = np.uint64(0x9E37_79B9_7F4A_7C15)
@@ -163,7 +165,7 @@ def weigh(
 ) -> int:
     """Write the rows of some texts: indptr, indices, values. Returns the number of entries.
 
-    saturation  0: rows of queries, of length 1; above 0: rows of documents, tf / (tf + saturation) · idf^½, not normalised
+    saturation  0: rows of queries, of length 1; above 0: rows of documents, w · tf / (tf + saturation) · idf^½, not normalised
     """
     indptr, indices, values = rows
     words, grams = _room(text_from)
@@ -177,7 +179,8 @@ def weigh(
             matched = _find_ngrams(codes, count, words, layout[k, 0], layout[k, 1], grams)
             matched = _find_features(grams, matched, layout[k], table, idf, features)
             if matched > 0:
-                used = _write_block(features[:matched], idf, saturation, indices, values, used)
+                document_weight = PHRASE_WEIGHT if layout[k, 0] == WORDS and layout[k, 1] > 1 else 1.0
+                used = _write_block(features[:matched], idf, saturation, document_weight, indices, values, used)
                 blocks += 1
         if saturation == 0:
             for e in range(begin, used):
@@ -209,7 +212,7 @@ def _find_features(grams: Grams, count: int, block: Array, table: Array, idf: Ar
 
 
 @compiled()
-def _write_block(features: Array, idf: Array, saturation: float, indices: Array, values: Array, used: int) -> int:
+def _write_block(features: Array, idf: Array, saturation: float, document_weight: float, indices: Array, values: Array, used: int) -> int:
     """Append a block's weights to a row: tf · idf scaled to length 1, or a document's weights. Returns the number of entries."""
     features.sort()
     begin, squares, g = used, 0.0, 0
@@ -218,7 +221,8 @@ def _write_block(features: Array, idf: Array, saturation: float, indices: Array,
         while g < len(features) and features[g] == features[first]:
             g += 1
         frequency, rarity = np.float64(g - first), np.float64(idf[features[first]])
-        weight = frequency * rarity if saturation == 0 else frequency / (frequency + saturation) * np.sqrt(rarity)
+        damped = document_weight * frequency / (frequency + saturation) * np.sqrt(rarity)
+        weight = frequency * rarity if saturation == 0 else damped
         squares += weight * weight
         indices[used], values[used] = features[first], weight
         used += 1

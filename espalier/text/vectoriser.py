@@ -6,9 +6,9 @@ With N documents, df(g) that contain the n-gram g, and tf(g) occurrences of g in
     idf(g) = max(ln(N / (df(g) + 1)), 0)        x_block = tf · idf / ‖tf · idf‖        x = [x_block, …] / ‖[x_block, …]‖
 
 Documents have other rows than queries, as in BM25: a second occurrence adds less than the first, and idf has a small exponent, since the
-query's weights contain it already:
+query's weights contain it already. Several words in a row count half, since each of them is a feature, too:
 
-    d = tf / (tf + SATURATION) · idf^½          for each block, not normalised
+    d = w · tf / (tf + SATURATION) · idf^½          w = ½ for n ≥ 2 words, otherwise 1; not normalised
 
 Knows what a word is and how n-grams get feature numbers. Does not know where its arrays are stored, how rows are used, languages, stems or
 stop words. Letters are those of this Python's Unicode version; newer versions add letters and change none.

@@ -119,7 +119,8 @@ def test_queries_count_as_much_as_held_out_queries_say() -> None:
     titles = columns[0]
     alike = _asked(vectoriser, [" ".join(titles[(row + 1) % 60].split()[:2]) for row in rows.tolist()], labels)
     assert chosen_queries(alike, own, OPTIONS) == 1
-    anything = [" ".join(titles[row].split()[:2] + columns[1][(7 * b) % 60].split()[:9]) for b, row in enumerate(rows.tolist())]
+    own_words = [titles[row].split()[b % 3 : b % 3 + 2] for b, row in enumerate(rows.tolist())]
+    anything = [" ".join(words + columns[1][(7 * b) % 60].split()[:9]) for b, words in enumerate(own_words)]
     assert chosen_queries(_asked(vectoriser, anything, labels), own, OPTIONS) >= 20, "most of what they say is of other items"
     unheard = _asked(vectoriser, ["unheard"] * 240, labels)
     assert math.isinf(chosen_queries(unheard, own, OPTIONS)), "of those that find as much the most"
