@@ -163,7 +163,7 @@ def test_a_folder_that_cannot_be_written_to_is_said(models: Path, monkeypatch: p
         monkeypatch.undo()
         for number, remedy in ((errno.EROFS, "make it writable for the service"), (errno.ENOSPC, r"make room on its disk\.")):
             error = OSError(number, os.strerror(number))
-            monkeypatch.setattr("service.models.desired_state.tempfile.mkstemp", Mock(side_effect=error))
+            monkeypatch.setattr("service.models.desired_state.atomic_write", Mock(side_effect=error))
             with pytest.raises(Conflict, match=rf"\({error.strerror}\), so .*: {remedy}"):
                 running.remove("item-1")
         assert running.registry.removed("books") == []
