@@ -47,7 +47,7 @@ from espalier.queries import (
     encode_vectors,
     pad_histories,
 )
-from espalier.search import NO_ITEM, Device, NodeMask, SearchParams, SearchResult
+from espalier.search import NO_ITEM, Device, NodeMask, SearchParams, SearchResult, padded
 from espalier.text.sparse_rows import SparseRows
 from espalier.wording import in_python
 
@@ -188,7 +188,7 @@ class Model:
             excluded_rows = [np.unique(row[row >= 0]) for row in (np.asarray(queries.array, np.int64) if seen is None else seen)]
         for positions in _blocks(len(queries), excluded_rows):
             block = queries.take(positions)
-            exclude_BE = None if excluded_rows is None else _padded([excluded_rows[b] for b in positions.tolist()])
+            exclude_BE = None if excluded_rows is None else padded([excluded_rows[b] for b in positions.tolist()])
             params = SearchParams.uniform(len(block), beam_size, m, exclude_BE, mask=mask)
             if m_B is not None:
                 params = replace(params, m_B=m_B[positions])
@@ -494,11 +494,3 @@ def _numbers(field: str, values: Any, kinds: str) -> Any:
     if numbers.ndim != 1 or (len(numbers) and numbers.dtype.kind not in kinds):
         raise InvalidQuery(field, values, "a list of whole numbers" if kinds == "iu" else "a list of numbers")
     return numbers
-
-
-def _padded(rows: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
-    """int64[B, E], NO_ITEM behind each list of item rows."""
-    padded = np.full((len(rows), max(1, *map(len, rows))), NO_ITEM, np.int64)
-    for padded_row, row in zip(padded, rows, strict=True):
-        padded_row[: len(row)] = row
-    return padded

@@ -32,6 +32,14 @@ NO_ITEM = -1
 """Padding in `item_rows_BM` and `exclude_BE`."""
 
 
+def padded(lists: Sequence[NDArray[np.int64]], width: int | None = None) -> NDArray[np.int64]:
+    """int64[B, E = width]: lists of item rows, NO_ITEM behind each. None: as wide as the longest, at least 1."""
+    rows_BE = np.full((len(lists), width or max(1, *map(len, lists))), NO_ITEM, np.int64)
+    for row_E, rows in zip(rows_BE, lists, strict=True):
+        row_E[: len(rows)] = rows
+    return rows_BE
+
+
 def check_device(device: str) -> None:
     """Raises InvalidInput for anything but a Device."""
     if device not in get_args(Device):

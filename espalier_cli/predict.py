@@ -31,6 +31,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from espalier.compile import end_with_parent
+from espalier.durable import atomic_write
 from espalier.errors import EspalierError, InvalidData, InvalidInput, InvalidQuery
 from espalier.file_lock import file_lock
 from espalier.hardware import cores
@@ -371,18 +372,15 @@ def _join_blocks(folder: Path, out: Path, empty: pa.Table) -> None:
     if not files:
         write_table(empty, out)
         return
-    temporary = out.with_name(f".{out.name}.new")
-    with pq.ParquetWriter(temporary, pq.read_schema(files[0])) as writer:
+    with atomic_write(out) as part, pq.ParquetWriter(part, pq.read_schema(files[0])) as writer:
         for file in files:
             writer.write_table(pq.read_table(file))
-    temporary.rename(out)
 
 
 def write_table(table: pa.Table, file: Path) -> None:
-    """Write a temporary file and rename it when it is complete."""
-    temporary = file.with_name(f".{file.name}.new")
-    pq.write_table(table, temporary)
-    temporary.rename(file)
+    """Write a file in one step."""
+    with atomic_write(file) as part:
+        pq.write_table(table, part)
 
 
 def _parser(prog: str) -> argparse.ArgumentParser:

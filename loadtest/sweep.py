@@ -23,6 +23,7 @@ try:
 except ModuleNotFoundError as missing:  # after `make run`, which installs only the service
     sys.exit(f"error: {missing.name} is not installed, which the sweep needs: `make install`, or `pip install 'espalier[load]'`")
 
+from espalier.durable import atomic_write
 from espalier.errors import MISSING, EspalierError, InvalidConfig
 from espalier.hardware import hardware
 
@@ -268,9 +269,8 @@ def line(cell: Json) -> str:
 
 def save(document: Json, file: Path) -> None:
     """Replace the file in one step, so that a killed run leaves the former document."""
-    temporary = file.with_suffix(".json.new")
-    temporary.write_text(json.dumps(document, indent=1) + "\n")
-    temporary.rename(file)
+    with atomic_write(file) as part:
+        part.write_text(json.dumps(document, indent=1) + "\n")
 
 
 def _without_key(word: str, previous_word: str) -> str:

@@ -5,17 +5,12 @@
         ├── Denied                      names the role that the route needs and the reason for the refusal
         │   ├── Unauthorized      401   no key, or an unknown one
         │   └── Forbidden         403   the key's role does not allow the route
-        ├── ModelNotFound         404   no such model, or the version is not loaded
-        ├── ItemNotFound          404   no such item, or it was deleted
-        ├── NodeNotFound          404   the tree has no such node
+        ├── NotFound              404   no such model, version, item or node, or it was deleted or is not loaded
         ├── SlowBody              408   the body did not arrive in time
-        ├── Conflict              409   the models' state does not allow the change
-        │   ├── BeingChanged      409   another change of the model is under way; Retry-After says when to try again
-        │   ├── IsShard           409   the model holds a part of a catalogue; its router answers
-        │   └── Follows           409   this host follows another one's live catalogue, which takes the writes
+        ├── Conflict              409   the models' state does not allow it; or another host or a router must be asked
+        │   └── BeingChanged      409   another change of the model is under way; Retry-After says when to try again
         ├── UnknownMasks          409   a router names masks that this shard does not hold; it sends them again
-        ├── ChangesGone           410   operations that old are no longer kept
-        ├── NotServed             410   a router requests a shard or a version that this service does not serve
+        ├── Gone                  410   operations that are no longer kept, or a shard's version that this service does not serve
         ├── PreconditionFailed    412   the list or the item has changed since the client read it
         ├── BodyTooLarge          413
         ├── NotJson               415
@@ -81,15 +76,7 @@ class Forbidden(Denied):
     status = 403
 
 
-class ModelNotFound(ServiceError):
-    status = 404
-
-
-class ItemNotFound(ServiceError):
-    status = 404
-
-
-class NodeNotFound(ServiceError):
+class NotFound(ServiceError):
     status = 404
 
 
@@ -106,14 +93,6 @@ class BeingChanged(Conflict):
     headers = (("Retry-After", "1"),)
 
 
-class Follows(Conflict):
-    """This host follows the live catalogue of another, which the text names."""
-
-
-class IsShard(Conflict):
-    """The model has only a part of a catalogue, so its own answers would lack the rest."""
-
-
 class UnknownMasks(ServiceError):
     """A shard lacks masks of a query. digests: of all masks that the router did not send; it must send the query again with them."""
 
@@ -127,11 +106,7 @@ class UnknownMasks(ServiceError):
         return f"masks of a query are not known here: {', '.join(self.digests[:8])}"
 
 
-class NotServed(ServiceError):
-    status = 410
-
-
-class ChangesGone(ServiceError):
+class Gone(ServiceError):
     status = 410
 
 

@@ -22,7 +22,7 @@ from espalier.errors import InvalidConfig, InvalidData
 from espalier.metrics import ndcg_at_m, precision_recall_f
 from espalier.queries import HistoryKind, Kind, QueryBatch, VectorKind, pad_histories
 from espalier.rerank.ranker import Reranker
-from espalier.search import NO_ITEM, Engine, NodeMask, SearchParams
+from espalier.search import Engine, NodeMask, SearchParams, padded
 
 from .arrays import Int64
 from .data.splits import EvaluationPair, without_seen
@@ -265,14 +265,6 @@ def _search_all(
         scores_of_calls.append(scores_BM)
         search_s, rerank_s = search_s + searching_s, rerank_s + reranking_s
     return np.concatenate(rows_of_calls), np.concatenate(scores_of_calls), search_s, rerank_s
-
-
-def padded(lists: Sequence[Int64]) -> Int64:
-    """int64[B, E]: the lists, padded with NO_ITEM at their ends; E is at least 1."""
-    rows_BE = np.full((len(lists), max(1, *map(len, lists))), NO_ITEM, np.int64)
-    for row_E, values in zip(rows_BE, lists, strict=True):
-        row_E[: len(values)] = values
-    return rows_BE
 
 
 def print_table(rows: Sequence[dict[str, Any]]) -> None:

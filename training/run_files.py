@@ -3,34 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
 from pydantic import BaseModel
 
 from espalier.bundle_files import sha256_of
-from espalier.durable import flush
+from espalier.durable import atomic_write
 from espalier.errors import InvalidConfig
 from espalier.tree import Tree
 
 from .versions import IDENTITY, has_progress
 
 TREE_ARRAYS = ("level_offset", "first_child", "leaf_item")
-
-
-@contextmanager
-def atomic_write(file: Path) -> Iterator[Path]:
-    """A hidden path to write to, which replaces `file` at the end, once it is on the disk. After an error it is deleted: the disk may be
-    full."""
-    part_file = file.with_name(f".{file.name}.part")
-    try:
-        yield part_file
-        flush(part_file)
-        part_file.replace(file)
-    finally:
-        part_file.unlink(missing_ok=True)
 
 
 def file_digests(section: BaseModel, name: str) -> dict[str, str]:

@@ -12,7 +12,6 @@ from espalier.bundle import Bundle
 from espalier.engines.reference import RankedLeaves, ReferenceEngine, Step, best_leaves, traced
 from espalier.engines.stages import NO_RANK, NO_ROW, Leaves, TreeQuery, TreeSearch, stacked
 from espalier.manifest import GraphScorer
-from espalier.masks.eligibility import EligibleNodes
 from espalier.search import Frontier
 from espalier.tree import Tree
 
@@ -68,7 +67,7 @@ class ReferenceSearch(TreeSearch):
     def _walk(self, query: TreeQuery, b: int, state_LS: NDArray[np.float32], t: int, tree: Tree) -> list[Step]:
         lift_N = None if query.memory is None else self._engine.lift_of_lists(query.memory, b)
         beam_size, m = int(query.beam_size_B[b]), int(query.m_B[b])
-        return self._engine.walk(state_LS, _eligible(tree, query.eligible_T[t], b), lift_N, beam_size, m, t=t)
+        return self._engine.walk(state_LS, query.eligible_T[t].nodes_of(tree, b), lift_N, beam_size, m, t=t)
 
     def _frontier(self, query: TreeQuery, t: int, paths: list[list[Step]]) -> Frontier:
         tree, nodes, ranks = self._trees[t], [], []
@@ -80,13 +79,3 @@ class ReferenceSearch(TreeSearch):
             if is_ranked:
                 ranks[-1] = path[-2].ranks_C[np.isin(path[-2].candidates_C, path[-2].kept_K)]
         return Frontier(stacked([row[None] for row in nodes], NO_ROW), stacked([row[None] for row in ranks], NO_RANK))
-
-
-def _eligible(tree: Tree, eligible: EligibleNodes, b: int) -> NDArray[np.bool_]:
-    """bool[N]: the nodes that query b may visit."""
-    mask = eligible.mask_B[b]
-    eligible_N = np.ones(tree.node_count, np.bool_) if mask is None else mask.eligible_N.copy()
-    if eligible.excluded is not None:
-        for nodes_X in (eligible.excluded.leaves_BX[b], eligible.excluded.inner_BX[b]):
-            eligible_N[nodes_X[nodes_X >= 0]] = False
-    return eligible_N

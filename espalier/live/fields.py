@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from espalier.errors import InvalidInput
 from espalier.items import ItemTable
-from espalier.masks.filters import Condition, Range, Value
+from espalier.masks.filters import Condition, Range, Value, is_list
 
 Array = NDArray[Any]
 UNUSED = 1024
@@ -74,7 +74,7 @@ def _typed(path: str, value: Any, kind: pa.DataType) -> Any:
 
 def _fits(value: Any, kind: pa.DataType) -> bool:
     """Whether a JSON value is of a column's kind. Arrow would accept true as a number, and a text as a list of letters."""
-    if _is_list(kind):
+    if is_list(kind):
         return isinstance(value, list | tuple) and all(entry is None or _fits(entry, kind.value_type) for entry in value)
     if pt.is_boolean(kind):
         return isinstance(value, bool)
@@ -86,11 +86,7 @@ def _fits(value: Any, kind: pa.DataType) -> bool:
 
 
 def _expected(kind: pa.DataType) -> str:
-    return f"a list of {kind.value_type}s" if _is_list(kind) else f"a value of the column's type, {kind}"
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind))
+    return f"a list of {kind.value_type}s" if is_list(kind) else f"a value of the column's type, {kind}"
 
 
 class FieldColumn:
@@ -100,7 +96,7 @@ class FieldColumn:
     """
 
     def __init__(self, kind: pa.DataType) -> None:
-        kind = kind.value_type if _is_list(kind) else kind
+        kind = kind.value_type if is_list(kind) else kind
         self._is_integer, self._is_number = pt.is_integer(kind), pt.is_integer(kind) or pt.is_floating(kind)
         self._value_V: Array = np.empty(0, kind.to_pandas_dtype() if self._is_integer else np.float64 if self._is_number else np.int64)
         self._handle_V = np.empty(0, np.int64)

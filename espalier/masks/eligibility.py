@@ -127,6 +127,15 @@ class EligibleNodes:
         masks = dict.fromkeys(self.mask_B)
         return [(np.flatnonzero([other is mask for other in self.mask_B]), mask) for mask in masks]
 
+    def nodes_of(self, tree: Tree, b: int) -> NDArray[np.bool_]:
+        """bool[N]: the nodes that query b may visit."""
+        mask = self.mask_B[b]
+        eligible_N = (every_item(tree) if mask is None else mask).eligible_N.copy()
+        if self.excluded is not None:
+            for nodes_X in (self.excluded.leaves_BX[b], self.excluded.inner_BX[b]):
+                eligible_N[nodes_X[nodes_X != NO_NODE]] = False
+        return eligible_N
+
     def take(self, queries: NDArray[np.int64]) -> EligibleNodes:
         """The nodes for the queries at some positions (int64)."""
         excluded = None if self.excluded is None else self.excluded.take(queries)

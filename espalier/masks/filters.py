@@ -245,7 +245,7 @@ def _index(column: pa.ChunkedArray) -> _Index:
     """Sort a column's (value, item row) pairs by value. O(R · log R)."""
     array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     rows_R = np.arange(len(array), dtype=np.min_scalar_type(-len(array)))
-    if _is_list(array.type):
+    if is_list(array.type):
         rows_R, array = rows_R[np.asarray(pc.list_parent_indices(array))], pc.list_flatten(array)
     present_R = pc.invert(pc.is_null(array, nan_is_null=True))
     rows_R, array = rows_R[np.asarray(present_R)], array.filter(present_R)
@@ -263,13 +263,13 @@ def _index(column: pa.ChunkedArray) -> _Index:
     return _Index(pa.array(key_V) if value_of_key is None else value_of_key, np.append(first_V, len(key_R)), rows_R[order_R])
 
 
-def _is_list(type_: pa.DataType) -> bool:
+def is_list(type_: pa.DataType) -> bool:
     return bool(pa.types.is_list(type_) or pa.types.is_large_list(type_) or pa.types.is_fixed_size_list(type_))
 
 
 def _kind(type_: pa.DataType) -> Kind | None:
     """The kind of values in a column of an Arrow type; None if it cannot be filtered."""
-    if _is_list(type_):
+    if is_list(type_):
         type_ = type_.value_type
     if pa.types.is_string(type_) or pa.types.is_large_string(type_):
         return "string"

@@ -12,11 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from espalier.engines.stages import between, joined
+from espalier.engines.stages import NO_ROW, between, joined, stacked
 from espalier.queries import QueryBatch
-from espalier.search import NO_ITEM, SearchContext, SearchParams, SearchResult
+from espalier.search import SearchContext, SearchParams, SearchResult
 
 MAX_DEADLINE_GAP_S = 0.1
 """Where calls end at deadlines, requests share a call only if their deadlines differ by at most this."""
@@ -84,15 +83,8 @@ def merge_parts(call_parts: Sequence[RequestPart]) -> tuple[QueryBatch, SearchPa
     queries = QueryBatch.joined([part.queries for part in call_parts])
     beam_size_B = np.concatenate([part.params.beam_size_B for part in call_parts])
     m_B = np.concatenate([part.params.m_B for part in call_parts])
-    width = max(0 if part.params.exclude_BE is None else part.params.exclude_BE.shape[1] for part in call_parts)
-    exclude_BE: NDArray[np.int64] | None = None
-    if width:
-        exclude_BE = np.full((len(queries), width), NO_ITEM, np.int64)
-        b = 0
-        for part in call_parts:
-            if part.params.exclude_BE is not None:
-                exclude_BE[b : b + len(part.queries), : part.params.exclude_BE.shape[1]] = part.params.exclude_BE
-            b += len(part.queries)
+    exclusions = [np.empty((len(part.queries), 0)) if part.params.exclude_BE is None else part.params.exclude_BE for part in call_parts]
+    exclude_BE = stacked(exclusions, NO_ROW) if any(map(np.size, exclusions)) else None
     mask_B = None
     if any(part.params.mask_B is not None for part in call_parts):
         mask_B = tuple(mask for part in call_parts for mask in part.params.mask_B or [None] * len(part.queries))

@@ -144,7 +144,7 @@ async def samples(
 
 
 def _default_version(service: Service, name: str) -> int | None:
-    """The number of the default version; None if it is not ready. Raises ModelNotFound. (It returns no reference to the version.)"""
+    """The number of the default version; None if it is not ready. Raises NotFound. (It returns no reference to the version.)"""
     loaded = service.registry.entry(name).loaded
     return None if loaded is None else loaded.version
 

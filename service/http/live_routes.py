@@ -48,11 +48,11 @@ class WriteRoute:
         self._metrics = service.metrics
 
     def reader(self, model: str) -> ItemReader:
-        """The reader of a model's write requests, for its default version. Raises ModelNotFound, NotReady."""
+        """The reader of a model's write requests, for its default version. Raises NotFound, NotReady."""
         return ItemReader(self.registry.choose(model, None).bundle.manifest.query, self.settings)
 
     def catalogue(self, model: str) -> LiveCatalogue:
-        """The live catalogue of a model. Raises ModelNotFound, IsShard."""
+        """The live catalogue of a model. Raises NotFound, Conflict."""
         self.registry.check_whole(model)
         return self.registry.catalogue(model)
 

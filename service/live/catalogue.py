@@ -21,7 +21,7 @@ from espalier.live.journal import Journal
 from espalier.live.operations import ItemBody, Operation
 
 from ..entity_tags import Condition
-from ..errors import ChangesGone, Conflict, Follows, ItemNotFound, NotReady, NotWritable, QueueFull
+from ..errors import Conflict, Gone, NotFound, NotReady, NotWritable, QueueFull
 from ..live.catalogue_types import ALWAYS, NOWHERE, CatalogueStatus, Delete, ItemOutcome, Put, StoredItem
 from ..live.group import Write
 from ..live.journal_thread import JournalThread
@@ -47,7 +47,7 @@ class LiveCatalogue:
     """See the module. Used from the event loop of one worker.
 
     Writes raise InvalidInput (422: evidence is missing, a column is unknown, a value has a wrong type), PreconditionFailed (412), QueueFull
-    (429: too many operations wait), CatalogueFull (507: no room; deletes are still taken), Follows (409: another host writes this
+    (429: too many operations wait), CatalogueFull (507: no room; deletes are still taken), Conflict (409: another host writes this
     catalogue), NotWritable (503: the disk is full, the folder is read-only, or it takes too long) and NotReady (503).
     A write that the thread has begun is finished even if the caller is cancelled.
 
@@ -70,7 +70,7 @@ class LiveCatalogue:
     # -- writes ---------------------------------------------------------------------------------------------------------
 
     async def write(self, request: Put | Delete, condition: Condition = ALWAYS) -> ItemOutcome:
-        """A delete raises ItemNotFound (404) for an id that never was an item; of a deleted item it is `unchanged`."""
+        """A delete raises NotFound (404) for an id that never was an item; of a deleted item it is `unchanged`."""
         if self._waiting_writes >= MAX_WAITING:
             raise QueueFull(f"{self._waiting_writes} writes wait already.", RETRY_S)
         self._waiting_writes += 1
@@ -93,7 +93,7 @@ class LiveCatalogue:
         return await self._write(requests, ALWAYS, BULK_S)
 
     async def _write(self, requests: Sequence[Put | Delete], condition: Condition, within_s: float) -> list[ItemOutcome | EspalierError]:
-        """The outcome or the error of each request, in order. Raises NotReady, Conflict and Follows if no write can be taken.
+        """The outcome or the error of each request, in order. Raises NotReady and Conflict if no write can be taken.
 
         The journal's thread finishes the writes that it has begun even if the client hangs up or the time is over. If a write has waited in
         vain and the thread has made no progress since, later ones raise NotWritable: else they would pile up without a bound.
@@ -119,7 +119,7 @@ class LiveCatalogue:
     def _check_writable(self) -> LiveVersion:
         """The default version. Raises if no write can be taken."""
         if self._follows is not None:
-            raise Follows(f"This service follows the live catalogue of {self._follows}, which takes the writes.")
+            raise Conflict(f"This service follows the live catalogue of {self._follows}, which takes the writes.")
         default = self._check_ready()
         if default.refused is not None:
             raise Conflict(f"Model {spelled(self.model)} takes no live items: {default.refused}.")
@@ -136,13 +136,13 @@ class LiveCatalogue:
     # -- reads ----------------------------------------------------------------------------------------------------------
 
     async def get(self, item_id: str) -> StoredItem:
-        """Raises ItemNotFound for an id that is unknown or deleted."""
+        """Raises NotFound for an id that is unknown or deleted."""
         default = self._check_ready()
         stored = await self._read(self.journal.latest, item_id)
         if stored is not None and (stored.kind == "delete" or stored.has_expired(time.time())):
-            raise ItemNotFound(f"There is no item {spelled(item_id)}: it was deleted.")
+            raise NotFound(f"There is no item {spelled(item_id)}: it was deleted.")
         if stored is None and not default.is_trained(item_id):
-            raise ItemNotFound(f"There is no item {spelled(item_id)}.")
+            raise NotFound(f"There is no item {spelled(item_id)}.")
         placed = default.placed(item_id)
         body = ItemBody() if stored is None else stored.body
         if body.fields is None and default.is_trained(item_id):
@@ -153,9 +153,9 @@ class LiveCatalogue:
 
     async def changes(self, after: int, limit: int) -> Sequence[Operation]:
         """Operations after a sequence, ascending, at most `limit`; of each id at least the last one, whose body is complete. Raises
-        ChangesGone (410) if a follower that has everything up to `after` cannot continue from this journal."""
+        Gone (410) if a follower that has everything up to `after` cannot continue from this journal."""
         if after > await self.committed():
-            raise ChangesGone(f"after: there is no operation {after} yet; was a backup put in place?")
+            raise Gone(f"after: there is no operation {after} yet; was a backup put in place?")
         return await self._read(self.journal.since, after, limit)
 
     async def committed(self) -> int:

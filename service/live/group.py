@@ -21,7 +21,7 @@ from espalier.placement.placer import Candidates, needs_placement, trained_with
 from espalier.placement.slots import Slots
 
 from ..entity_tags import Condition
-from ..errors import CatalogueFull, ItemNotFound
+from ..errors import CatalogueFull, NotFound
 from ..live.catalogue_types import ALWAYS, NOWHERE, Delete, ItemOutcome, OutcomeKind, Put, tag_of
 from ..live.live_version import LiveVersion
 
@@ -159,7 +159,7 @@ class Group:
         stored, exists = self._stored_state(delete.id)
         self._check(write, stored, exists)
         if stored is None and not exists:
-            raise ItemNotFound(f"There is no item {spelled(delete.id)}.")
+            raise NotFound(f"There is no item {spelled(delete.id)}.")
         if stored is not None and _is_stale(delete.source_version, stored):
             return Decision(write, "stale", stored.sequence)
         source_version = _stored_with(delete.source_version, stored)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 from espalier.errors import InvalidData, spelled
 from espalier.serving import Candidate, Serving
 
-from ..errors import BeingChanged, Conflict, ModelNotFound, NotReady
+from ..errors import BeingChanged, Conflict, NotFound, NotReady
 from ..models.desired_state import Removed
 from ..models.follower import Follower
 from ..models.registry_entry import Entry
@@ -75,7 +75,7 @@ class Changes:
     async def load(self, name: str, version: int, default: bool = False) -> tuple[ServedVersions, ServedVersions]:
         """Load a version on every worker, beside those that serve. Returns the served versions before and after.
 
-        Raises ModelNotFound when the version is not on disk, Conflict when a worker cannot load it or a store says which versions serve.
+        Raises NotFound when the version is not on disk, Conflict when a worker cannot load it or a store says which versions serve.
         After an error nothing has changed.
         """
         self._check_store(name)
@@ -95,7 +95,7 @@ class Changes:
         return await self._shielded(self._set_candidate(entry, candidate))
 
     async def unload(self, name: str, version: int) -> tuple[ServedVersions, ServedVersions]:
-        """Drop a version on every worker; its requests are finished first. Raises ModelNotFound, Conflict for the default version."""
+        """Drop a version on every worker; its requests are finished first. Raises NotFound, Conflict for the default version."""
         self._check_store(name)
         return await self._shielded(self._unload(self._follower.entry(name), version))
 
@@ -106,7 +106,7 @@ class Changes:
 
         edit     called in a thread with the current list; returns the new one, or None to leave it. An exception of it ends the change
         replace  whether `edit` ignores the current list, so that a malformed file can be replaced
-        Raises ModelNotFound, BeingChanged when other changes do not end in time, Conflict.
+        Raises NotFound, BeingChanged when other changes do not end in time, Conflict.
         """
         return await self._shielded(self._edit_removed(self._follower.entry(name), edit, replace))
 
@@ -126,12 +126,12 @@ class Changes:
     # -- versions -------------------------------------------------------------------------------------------------------
 
     def _on_disk(self, name: str, version: int) -> Entry:
-        """The model of a version that is on disk or loaded. Raises ModelNotFound."""
+        """The model of a version that is on disk or loaded. Raises NotFound."""
         versions = self._follower.find_versions().get(name, ())
         entry = self._follower.add(name, versions) if versions else self._follower.entry(name)
         if version not in versions and version not in entry.ready:
             on_disk = ", ".join(map(str, versions)) or "none"
-            raise ModelNotFound(f"There is no version {version} of {spelled(name)} in the models folder; there: {on_disk}.")
+            raise NotFound(f"There is no version {version} of {spelled(name)} in the models folder; there: {on_disk}.")
         entry.versions = versions or entry.versions
         return entry
 
@@ -184,7 +184,7 @@ class Changes:
             now = await self._serving(entry)
             before = _served(entry, now)
             if version not in before.versions:
-                raise ModelNotFound(f"Version {version} of {spelled(entry.name)} is not loaded.")
+                raise NotFound(f"Version {version} of {spelled(entry.name)} is not loaded.")
             if version == before.default:
                 raise Conflict(f"Version {version} is the default of {spelled(entry.name)}; make another version the default first.")
             now = await self._serve(entry, now, set(), {version}, before.default, before.candidate)

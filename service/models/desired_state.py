@@ -20,16 +20,15 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Generic, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from espalier.durable import flush
+from espalier.durable import atomic_write, flush
 from espalier.errors import InvalidData, expectation, spelled
 from espalier.file_lock import try_lock
 from espalier.serving import FORMER, DesiredFile, Former, Serving, as_file
@@ -148,18 +147,9 @@ class DesiredState:
 
     def _replace(self, file: Path, state: BaseModel) -> None:
         with self._writable():
-            descriptor, temporary = tempfile.mkstemp(prefix=f".{file.name}.", dir=self.folder)
-            try:
-                with os.fdopen(descriptor, "w") as stream:
-                    stream.write(as_file(state))
-                    stream.flush()
-                    os.fchmod(stream.fileno(), 0o644)
-                    os.fsync(stream.fileno())
-                os.rename(temporary, file)
-            except BaseException:
-                with suppress(OSError):
-                    os.unlink(temporary)
-                raise
+            with atomic_write(file) as part:
+                part.write_text(as_file(state))
+                part.chmod(0o644)
             flush(self.folder)
 
     def delete(self, kind: type[Serving] | type[Removed]) -> None:

@@ -22,7 +22,7 @@ from espalier.bundle import find_versions
 from espalier.errors import spelled
 from espalier.serving import Serving
 
-from ..errors import BeingChanged, Conflict, ModelNotFound, ShardsMissing
+from ..errors import BeingChanged, Conflict, NotFound, ShardsMissing
 from ..live.catalogues import LiveCatalogues
 from ..models.desired_state import DesiredState, FollowedFile, Removed
 from ..models.loading import EngineSource, LoadFailed, lower_priority, relative_paths, short_switch_interval
@@ -96,11 +96,11 @@ class Follower:
         return self._tried.wait(timeout_s)
 
     def entry(self, name: str) -> Entry:
-        """A model by name. Raises ModelNotFound."""
+        """A model by name. Raises NotFound."""
         try:
             return self.entries[name]
         except KeyError:
-            raise ModelNotFound(f"There is no model {spelled(name)}.") from None  # names no other: the key may not use them all
+            raise NotFound(f"There is no model {spelled(name)}.") from None  # names no other: the key may not use them all
 
     def add(self, name: str, versions: tuple[int, ...], late: bool = True) -> Entry:
         """Add a model that appeared after this process started. late: other workers do not serve it yet."""

@@ -18,7 +18,7 @@ from espalier.errors import MISSING, BundleNotFound, InvalidQuery, spelled
 from espalier.serving import Candidate
 from espalier.shards.messages import Pin
 
-from ..errors import IsShard, ModelNotFound, NotReady, NotServed, QueueFull
+from ..errors import Conflict, Gone, NotFound, NotReady, QueueFull
 from ..live.catalogue import LiveCatalogue
 from ..live.catalogues import LiveCatalogues
 from ..models.changes import Changes
@@ -132,11 +132,11 @@ class Registry:
         return None if self._mirror is None else self._mirror.state.waits.get(name)
 
     def entry(self, name: str) -> Entry:
-        """A model by name. Raises ModelNotFound."""
+        """A model by name. Raises NotFound."""
         return self._follower.entry(name)
 
     def catalogue(self, name: str) -> LiveCatalogue:
-        """The live catalogue of a model. Raises ModelNotFound."""
+        """The live catalogue of a model. Raises NotFound."""
         return self.entry(name).catalogue
 
     def only(self) -> LoadedModel | None:
@@ -152,7 +152,7 @@ class Registry:
         visible: the models that an error may name, which are those of the request's key; None: all. By default it names none.
 
         The version stays open as long as it is referenced, so that a swap fails no request. Keep it no longer than the request.
-        Raises InvalidQuery when a request names no model and there are several, ModelNotFound, NotReady.
+        Raises InvalidQuery when a request names no model and there are several, NotFound, NotReady.
         """
         entries = self._follower.entries
         names = [other for other in entries if visible is None or other in visible]
@@ -166,7 +166,7 @@ class Registry:
             name = next(iter(entries))
         entry = entries.get(name)
         if entry is None:
-            raise ModelNotFound(f"There is no model {spelled(name)}." + (f" Models: {', '.join(names)}." if names else ""))
+            raise NotFound(f"There is no model {spelled(name)}." + (f" Models: {', '.join(names)}." if names else ""))
         loaded = entry.loaded if version is None else entry.ready.get(version)
         if self.draining:
             raise NotReady("The service is shutting down.")
@@ -176,11 +176,11 @@ class Registry:
             return loaded
         if version is not None and version not in entry.desired:
             serving = ", ".join(f"version {number}" for number in sorted(entry.ready)) or "none"
-            raise ModelNotFound(f"Version {version} of {spelled(name)} is not loaded; loaded: {serving}.")
+            raise NotFound(f"Version {version} of {spelled(name)} is not loaded; loaded: {serving}.")
         raise NotReady(f"Model {spelled(name)}{f' version {version}' if version else ''} is not ready; see /readyz and /models/{name}.")
 
     def choose_whole(self, name: str | None, version: int | None, visible: frozenset[str] | None = frozenset()) -> LoadedModel:
-        """As `choose`, for a request that a shard cannot answer. Raises IsShard too."""
+        """As `choose`, for a request that a shard cannot answer. Raises Conflict too."""
         loaded = self.choose(name, version, visible)
         if loaded.shard is not None:
             raise _is_shard(loaded, loaded.shard)
@@ -194,12 +194,12 @@ class Registry:
         return None if candidate is None or loaded is None or loaded.shard is not None else (loaded, candidate)
 
     def check_whole(self, name: str) -> None:
-        """Raise IsShard if the default version of a model is a shard, ModelNotFound if there is no such model."""
+        """Raise Conflict if the default version of a model is a shard, NotFound if there is no such model."""
         if (loaded := self.entry(name).loaded) is not None and loaded.shard is not None:
             raise _is_shard(loaded, loaded.shard)
 
     async def unknown(self, name: str, ids: Sequence[str]) -> list[str]:
-        """The ids that are not in the catalogue of the default version. Raises ModelNotFound."""
+        """The ids that are not in the catalogue of the default version. Raises NotFound."""
         entry = self.entry(name)
         if entry.loaded is None:
             return []
@@ -207,7 +207,7 @@ class Registry:
         return [item_id for item_id, row in zip(ids, rows.tolist(), strict=True) if row < 0]
 
     def removed(self, name: str) -> list[str]:
-        """The removed items of a model. Raises ModelNotFound."""
+        """The removed items of a model. Raises NotFound."""
         return list(self.entry(name).removed)
 
     async def drain(self, timeout_s: float) -> None:
@@ -230,8 +230,8 @@ class Registry:
         self._workers.leave()
 
 
-def _is_shard(model: LoadedModel, shard: ShardVersion) -> IsShard:
-    return IsShard(f"{spelled(model.name)} is {shard}: a part of a catalogue. Ask the router of {spelled(shard.info.of)} instead.")
+def _is_shard(model: LoadedModel, shard: ShardVersion) -> Conflict:
+    return Conflict(f"{spelled(model.name)} is {shard}: a part of a catalogue. Ask the router of {spelled(shard.info.of)} instead.")
 
 
 class ServedShards:
@@ -247,13 +247,11 @@ class ServedShards:
         self._values_left = MAX_LARGE_ANSWERS * settings.max_search_values
 
     def find(self, pin: Pin) -> tuple[LoadedModel, ShardVersion]:
-        """The version with this pin; its time of the last search becomes now. Raises NotServed."""
+        """The version with this pin; its time of the last search becomes now. Raises Gone."""
         entry = self._entries().get(str(pin.index))
         loaded = None if entry is None else entry.ready.get(pin.version)
         if loaded is None or loaded.shard is None or loaded.shard.pin != pin:
-            raise NotServed(
-                f"shard {pin.index} of {pin.count} of {pin.of[:64]} version {pin.version} ({pin.digest[:12]}) is not served here."
-            )
+            raise Gone(f"shard {pin.index} of {pin.count} of {pin.of[:64]} version {pin.version} ({pin.digest[:12]}) is not served here.")
         loaded.shard.searched_at = monotonic()
         return loaded, loaded.shard
 

@@ -18,13 +18,13 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from espalier.errors import InvalidQuery
-from espalier.masks.filters import Filter, ItemFilters
+from espalier.masks.filters import Filter, ItemFilters, is_list
 from espalier.tree import Tree
 
 from ..live.views import View
 from ..models.loading import LoadedModel
 from ..retrieval.scans import Check
-from ..retrieval.value_counts import Tally, count_values, differs_from_previous, is_list, is_number, present_values
+from ..retrieval.value_counts import Tally, count_values, differs_from_previous, is_number, present_values
 
 LIVE_ROWS = 1 << 12
 """Live items that are checked against a filter, or counted, between two checks of the deadline."""

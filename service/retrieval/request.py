@@ -33,7 +33,7 @@ from espalier.queries import (
     encode_vectors,
 )
 from espalier.rerank.features import CallerFeatures
-from espalier.search import NO_ITEM, NodeMask, SearchParams
+from espalier.search import NodeMask, SearchParams, padded
 
 from ..live.views import View
 from ..models.loading import LoadedModel
@@ -155,9 +155,8 @@ def encode(checked: CheckedRequest, view: View, widen: float, mask: NodeMask | N
             ids += _unknown_ids(list(query.item_features), rows)
         excluded.append(np.concatenate([history_rows[b], exclude_rows]) if query.exclude_seen else exclude_rows)
         unknown.append(list(dict.fromkeys(ids)))
-    params = SearchParams.uniform(
-        len(queries), beam_size, max(checked.m, checked.depth), _exclusions(excluded), trace=checked.traced, mask=mask
-    )
+    exclude_BE = padded(excluded) if any(map(len, excluded)) else None  # an unknown id's row, −1, equals NO_ITEM, the padding
+    params = SearchParams.uniform(len(queries), beam_size, max(checked.m, checked.depth), exclude_BE, trace=checked.traced, mask=mask)
     return EncodedRequest(batch, params, excluded, unknown, caller_features)
 
 
@@ -282,14 +281,3 @@ def _unknown_ids(ids: list[str], rows: NDArray[np.int64]) -> list[str]:
     if not len(rows) or rows.min() >= 0:
         return []
     return [item_id for item_id, row in zip(ids, rows.tolist(), strict=False) if row < 0]
-
-
-def _exclusions(rows: list[NDArray[np.int64]]) -> NDArray[np.int64] | None:
-    """int64[B, E], or None if nothing is excluded. An unknown id's row, −1, equals NO_ITEM, the padding."""
-    width = max(map(len, rows))
-    if width == 0:
-        return None
-    exclude_BE = np.full((len(rows), width), NO_ITEM, np.int64)
-    for row, excluded in zip(exclude_BE, rows, strict=True):
-        row[: len(excluded)] = excluded
-    return exclude_BE

@@ -18,7 +18,7 @@ from espalier.errors import InvalidQuery, spelled
 from espalier.live.overlay import PARENT
 from espalier.tree import EMPTY_LEAF
 
-from ..errors import ItemNotFound, NodeNotFound
+from ..errors import NotFound
 from ..models.loading import LoadedModel
 from ..retrieval.scans import Check
 from ..retrieval.typical_values import TypicalValues, count_blocks, evenly_spaced, typical
@@ -50,19 +50,19 @@ class TreeView:
         self.hidden: Int64 = np.sort(self.tree.leaf_of_item[[] if self.overlay is None else self.overlay.hidden])
 
     def path_to_item(self, item_id: str) -> list[int]:
-        """The nodes from the root to an item's leaf. Raises ItemNotFound."""
+        """The nodes from the root to an item's leaf. Raises NotFound."""
         row, entry = int(self.view.items.rows_of([item_id])[0]), self.view.entry(item_id)
         if entry is not None and entry.is_deleted:
-            raise ItemNotFound(f"{spelled(item_id)} was deleted.")
+            raise NotFound(f"{spelled(item_id)} was deleted.")
         if row < 0:
-            raise ItemNotFound(f"There is no item {spelled(item_id)} in version {self.model.version}.")
+            raise NotFound(f"There is no item {spelled(item_id)} in version {self.model.version}.")
         path: list[int] = self.view.path_of(self.tree, self.tree_index, row).tolist()
         if -1 in path:
-            raise ItemNotFound(f"{spelled(item_id)} was deleted.")
+            raise NotFound(f"{spelled(item_id)} was deleted.")
         return path
 
     def path_to_node(self, node: int) -> list[int]:
-        """The nodes from the root to `node`. Raises NodeNotFound."""
+        """The nodes from the root to `node`. Raises NotFound."""
         nodes = self.tree.node_count
         if 0 <= node < nodes:
             path = [node]
@@ -70,7 +70,7 @@ class TreeView:
             x = self._live_leaf(node)
             if x is None:
                 live = "" if self.leaves is None or not len(self.leaves) else f"; {nodes} + HANDLE are live leaves"
-                raise NodeNotFound(f"There is no node {node}: this tree has the nodes 0 to {nodes - 1}{live}.")
+                raise NotFound(f"There is no node {node}: this tree has the nodes 0 to {nodes - 1}{live}.")
             path = [node, int(x)]
         while path[-1]:
             path.append(int(self.tree.parent[path[-1]]))
@@ -125,7 +125,7 @@ class Subtree(NamedTuple):
 
 
 def describe_node(tree_view: TreeView, node: int, limit: int, typical_values: TypicalValues, check: Check) -> dict[str, Any]:
-    """The answer to a request for a node, with at most `limit` of the items below it. Raises NodeNotFound, DeadlinePassed."""
+    """The answer to a request for a node, with at most `limit` of the items below it. Raises NotFound, DeadlinePassed."""
     path = tree_view.path_to_node(node)
     subtree = _subtree(tree_view, node, len(path) - 1)
     sampled_live = subtree.live[evenly_spaced(len(subtree.live), SAMPLED_ITEMS - min(len(subtree.trained), SAMPLED_ITEMS) + 1)]

@@ -15,6 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from espalier.masks.filters import is_list
+
 MERGED_VALUES = 1 << 13
 """Counts of blocks are merged when they have more values than this, and more than the merged counts."""
 
@@ -109,10 +111,6 @@ def value_type(kind: pa.DataType) -> pa.DataType:
     """The type of the values of a column. Half precision becomes float32, because not all Arrow functions take float16."""
     kind = kind.value_type if is_list(kind) else kind
     return pa.float32() if pa.types.is_float16(kind) else kind
-
-
-def is_list(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
 def is_number(kind: pa.DataType) -> bool:

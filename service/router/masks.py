@@ -69,7 +69,7 @@ class Layout:
         leaves_BE = np.maximum(excluded.leaves_BX, self.trees[0].leaf_offset)
         exclude_BE = np.where(excluded.leaves_BX == NO_NODE, NO_ITEM, self.trees[0].leaf_item[leaves_BE - self.trees[0].leaf_offset])
         for b in self._differing_queries(eligible_T, exclude_BE).tolist():
-            bits_B[b] = self._bits_of_nodes([self._eligible_nodes(t, eligible, b) for t, eligible in enumerate(eligible_T)])
+            bits_B[b] = self._bits_of_nodes([eligible.nodes_of(tree, b) for tree, eligible in zip(self.trees, eligible_T, strict=True)])
             exclude_BE[b] = NO_ITEM
         return Restrictions(bits_B, self._exclusions(exclude_BE))
 
@@ -97,15 +97,6 @@ class Layout:
                 )
                 differs_B |= (router_BX != shard_BX).any(axis=1)
         return np.flatnonzero(differs_B)
-
-    def _eligible_nodes(self, t: int, eligible: EligibleNodes, b: int) -> NDArray[np.bool_]:
-        """bool[N]: the nodes of tree t that are eligible for query b."""
-        mask, excluded = eligible.mask_B[b], eligible.excluded
-        eligible_N = (self._every_item[t] if mask is None else mask.eligible_N).copy()
-        if excluded is not None:
-            for nodes_X in (excluded.leaves_BX[b], excluded.inner_BX[b]):
-                eligible_N[nodes_X[nodes_X != NO_NODE]] = False
-        return eligible_N
 
     def _bits_of_nodes(self, eligible: Sequence[NDArray[np.bool_]]) -> tuple[MaskBits, ...] | None:
         """For each shard, the bits of the eligible nodes (bool[N] a tree). None if all items are eligible and live items open no nodes."""

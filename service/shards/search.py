@@ -18,7 +18,7 @@ from espalier.shards.messages import ShardAnswer, ShardQuery, decode_query, enco
 
 from ..batching.priority import ANSWER_TOO_LATE
 from ..batching.request_parts import Answer
-from ..errors import DeadlinePassed, NotReady, NotServed, QueueFull, ServiceError, UnknownMasks
+from ..errors import DeadlinePassed, Gone, NotReady, QueueFull, ServiceError, UnknownMasks
 from ..models.loading import LoadedModel
 from ..models.registry import Registry
 from ..models.shard_version import ShardVersion
@@ -31,7 +31,7 @@ INLINE_BYTES, INLINE_NUMBERS = 1 << 16, 1 << 14
 """Bodies and arrays up to this size are handled on the event loop. A thread handles larger ones: they would delay other searches."""
 _REASONS: tuple[tuple[type[Exception], str], ...] = (
     (UnknownMasks, "unknown_masks"),
-    (NotServed, "not_served"),
+    (Gone, "not_served"),
     (InvalidInput, "invalid"),
     (QueueFull, "full"),
     (DeadlinePassed, "late"),
@@ -67,7 +67,7 @@ async def search(registry: Registry, body: bytes, began: float) -> SearchOutcome
     """The answer to a router's query. Cancelling removes its queries from the queue.
 
     began  of time.perf_counter(): the query's deadline counts from here
-    Raises InvalidInput, UnknownMasks, NotServed, QueueFull, DeadlinePassed, NotReady, EngineFailed.
+    Raises InvalidInput, UnknownMasks, Gone, QueueFull, DeadlinePassed, NotReady, EngineFailed.
     """
     try:
         return await _search(registry, body, began)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from espalier.errors import MISSING, EspalierError, InvalidInput
 from espalier.live.operations import NOTHING, ItemBody, Operation
 from service.entity_tags import Condition
-from service.errors import CatalogueFull, ItemNotFound, ModelNotFound
+from service.errors import CatalogueFull, NotFound
 from service.live.catalogue_types import ALWAYS, NOWHERE, CatalogueStatus, Delete, ItemOutcome, ItemPlacement, Put, StoredItem, tag_of
 
 PLACED = ItemPlacement(1, 7, "events")
@@ -64,7 +64,7 @@ class FakeCatalogue:
     def _delete(self, delete: Delete, condition: Condition) -> ItemOutcome:
         before = self.latest.get(delete.id)
         if before is None and delete.id not in self.trained:
-            raise ItemNotFound(f"No item {delete.id!r}.")
+            raise NotFound(f"No item {delete.id!r}.")
         deleted = before is not None and before.kind == "delete"
         condition.check(None if deleted else tag_of(before.sequence if before else NOWHERE), "item")
         if before is not None and deleted:
@@ -88,7 +88,7 @@ class FakeCatalogue:
         if found is None and item_id in self.trained:
             return StoredItem(item_id, NOWHERE, ItemBody(fields={"title": item_id}), False, ItemPlacement(1, 3, "trained"))
         if found is None or found.kind == "delete":
-            raise ItemNotFound(f"No item {item_id!r}.")
+            raise NotFound(f"No item {item_id!r}.")
         return StoredItem(item_id, found.sequence, found.body, True, PLACED, found.source_version, found.at)
 
     async def changes(self, after: int, limit: int) -> Sequence[Operation]:
@@ -142,5 +142,5 @@ class FakeCatalogues:
 
     def of(self, model: str) -> FakeCatalogue:
         if model not in self.catalogues:
-            raise ModelNotFound(f"No model {model!r}.")
+            raise NotFound(f"No model {model!r}.")
         return self.catalogues[model]

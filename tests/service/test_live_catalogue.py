@@ -24,7 +24,7 @@ from espalier.live.operations import ItemBody, Operation
 from espalier.placement.parents import Parents
 from espalier.placement.placer import Candidates
 from service.entity_tags import Condition
-from service.errors import CatalogueFull, Conflict, ItemNotFound, NotReady, PreconditionFailed
+from service.errors import CatalogueFull, Conflict, NotFound, NotReady, PreconditionFailed
 from service.live import live_version
 from service.live.catalogue_types import Delete, ItemOutcome, Put, tag_of
 from tests.rankers import add_ranker
@@ -55,7 +55,7 @@ def test_a_random_history_of_writes_is_that_of_a_dict(models: Path, monkeypatch:
                 item = f"{rng.choice(['item', 'new'])}-{rng.integers(6)}"
                 if rng.random() < 0.4:
                     if item not in colours and item not in gone:
-                        with pytest.raises(ItemNotFound):
+                        with pytest.raises(NotFound):
                             live.delete(item)
                         continue
                     outcome = live.delete(item)
@@ -316,7 +316,7 @@ def test_every_line_of_a_bulk_has_its_outcome_in_order(live: Live) -> None:
     expected: list[tuple[Put | Delete, Any]] = [
         (put("a", "item-1"), "inserted"),
         (put("b", "nobody-knows"), InvalidInput),
-        (Delete("nobody-knows"), ItemNotFound),
+        (Delete("nobody-knows"), NotFound),
         (put("c", "item-2", nothing=1), InvalidInput),
         (put("a", colour="red"), "updated"),
         (put("d", "item-2"), "inserted"),
@@ -336,7 +336,7 @@ def test_an_engine_without_live_items_takes_no_writes_and_says_so(running: Runni
     live = Live(running)
     with pytest.raises(Conflict, match="takes no live items"):
         live.put("new", like=("item-1",))
-    with pytest.raises(ItemNotFound):
+    with pytest.raises(NotFound):
         live.get("new")
     assert live.get("item-4").body.fields is not None
     assert "takes no live items" in str(live.catalogue.status().reason)

@@ -16,7 +16,7 @@ from benchmarks.random_bundles import make_linear_bundle
 from espalier.items import MAX_ID_BYTES
 from espalier.manifest import Ranking
 from espalier.tree import complete_tree
-from service.errors import CatalogueFull, Follows, NotWritable, QueueFull
+from service.errors import CatalogueFull, Conflict, NotWritable, QueueFull
 from service.http import live_routes
 from service.http.dependencies import FEEDS
 from service.http.item_bodies import MAX_FIELDS_BYTES, VALUES
@@ -338,7 +338,7 @@ def test_events_are_of_the_models_kind(shelf: Running, tmp_path: Path) -> None:
     [
         (QueueFull("Too many writes wait.", 3), 429, {"retry-after": "3"}),
         (CatalogueFull("65536 live items are there already."), 507, {}),
-        (Follows("This host follows https://first.example."), 409, {}),
+        (Conflict("This host follows https://first.example."), 409, {}),
         (NotWritable("live.db: no space left on device."), 503, {"retry-after": "1"}),
         (RuntimeError("secret"), 500, {}),
     ],

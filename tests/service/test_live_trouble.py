@@ -16,7 +16,7 @@ from espalier.errors import JournalFull
 from espalier.live import journal
 from espalier.live.journal import Transaction
 from espalier.live.operations import ItemBody
-from service.errors import CatalogueFull, ItemNotFound, NotReady, NotWritable
+from service.errors import CatalogueFull, NotFound, NotReady, NotWritable
 from service.live import compaction, group, live_version
 from service.live.catalogue_types import Put
 from service.models.loading import LoadedModel
@@ -45,7 +45,7 @@ def test_an_item_is_gone_when_its_time_has_passed_and_back_when_the_clock_was_wr
     passed_s[0] = 7200
     live.put("other", like=("item-9",))
     until(lambda: not {"short", "item-5"} & {*live.found("item-1")}, "they have expired")
-    with pytest.raises(ItemNotFound):
+    with pytest.raises(NotFound):
         live.get("short")
     passed_s[0] = 0
     until(lambda: {"short", "item-5", "other"} <= {*live.found("item-1")}, "they are back")

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from espalier.durable import atomic_write
 from espalier.errors import InvalidConfig
 
 from ..assign.labelwise import Pairs
-from ..run_files import atomic_write
 
 MAX_PAIRS = 1 << 26
 """Most items times points times trees. A stored pair takes 12 bytes; while a block is predicted, each tree takes some 100 a pair."""

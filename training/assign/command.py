@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from espalier.bundle import Bundle
+from espalier.durable import atomic_write
 from espalier.errors import BundleNotFound, InvalidConfig
 from espalier.hardware import cores
 from espalier.manifest import LinearScorer
@@ -30,7 +31,7 @@ from espalier.tree import Tree
 from ..assign.best_points import BestPoints
 from ..assign.labelwise import Labelwise, Retention, ScoredTree, by_depth, by_share
 from ..assign.point_files import PointFile
-from ..run_files import atomic_write, check_identity
+from ..run_files import check_identity
 from ..versions import run_folder
 
 log = logging.getLogger(__name__)

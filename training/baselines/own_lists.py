@@ -26,7 +26,7 @@ from espalier.errors import InvalidConfig, InvalidData, InvalidInput
 from espalier.frames import as_table
 from espalier.items import ItemTable
 from espalier.logs.log_values import RowSource, table_row
-from espalier.search import NO_ITEM
+from espalier.search import padded
 
 from ..arrays import Int64
 from ..data.splits import EvaluationPair, Split
@@ -81,12 +81,8 @@ def listed_method(option: str, file: Path) -> tuple[str, Method]:
             log.warning("%s: no list for %d of %d test queries: they have found nothing", file, missing, len(task.split.test))
 
         def rank(queries: Sequence[Any], /, m: int, exclude_seen: bool) -> Int64:
-            found_BM = np.full((len(queries), m), NO_ITEM, np.int64)
-            for row_M, query in zip(found_BM, queries, strict=True):
-                _, best = list_of.get(id(query), (query, no_items))
-                best = best[~np.isin(best, query)][:m] if exclude_seen else best[:m]
-                row_M[: len(best)] = best
-            return found_BM
+            found = [(query, list_of.get(id(query), (query, no_items))[1]) for query in queries]
+            return padded([best[~np.isin(best, query)][:m] if exclude_seen else best[:m] for query, best in found], m)
 
         list_bytes = sum(rows.nbytes for rows in lists.values())
         return Fitted(rank, {}, list_bytes, time.perf_counter() - begin)

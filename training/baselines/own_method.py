@@ -22,7 +22,7 @@ import numpy as np
 
 from espalier.errors import EspalierError, InvalidConfig
 from espalier.items import Items
-from espalier.search import NO_ITEM
+from espalier.search import padded
 
 from ..arrays import Int64
 from ..retrieval.task import Fitted, Method, Task
@@ -84,10 +84,9 @@ def _answer_rows(method: OwnMethod, items: Items, queries: Sequence[Any], m: int
     answers = method.recommend([items.ids_of(query) if len(query) else [] for query in histories], count)
     if len(answers) != len(histories):
         raise InvalidConfig("recommend", f"{len(answers)} lists", f"{len(histories)}, one for each history")
-    rows_BM = np.full((len(histories), m), NO_ITEM, np.int64)
-    for row_M, answer, query in zip(rows_BM, answers, histories, strict=True):
+    lists = []
+    for answer, query in zip(answers, histories, strict=True):
         rows = items.rows_of([str(item) for item in answer]).tolist() if len(answer) else []
         excluded = set(query.tolist()) if exclude_seen else set()
-        best = [row for row in dict.fromkeys(rows) if row >= 0 and row not in excluded][:m]
-        row_M[: len(best)] = best
-    return rows_BM
+        lists.append(np.array([row for row in dict.fromkeys(rows) if row >= 0 and row not in excluded][:m], np.int64))
+    return padded(lists, m)

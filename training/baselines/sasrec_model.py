@@ -20,6 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from espalier.search import padded
+
 from ..arrays import Float32, Int64
 from ..baselines.proposal import Proposal
 from ..data.user_item_matrix import events_of_items
@@ -122,9 +124,7 @@ class SasRec:
             longest = len(known_items[order[-1]])
             part = order[-max(1, PLACES // longest) :]
             del order[-len(part) :]
-            history_BT = np.full((len(part), longest), -1, np.int64)
-            for row_T, query in zip(history_BT, part, strict=True):
-                row_T[: len(known_items[query])] = known_items[query]
+            history_BT = padded([known_items[query] for query in part])
             state_BTD = self.encoder(self.item_ID[torch.from_numpy(history_BT).clamp(min=0)])
             last_B = torch.tensor([len(known_items[query]) - 1 for query in part])
             score_BI[part] = (state_BTD[torch.arange(len(part)), last_B] @ self.item_ID.T).numpy()

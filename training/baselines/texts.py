@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array, diags_array
 
 from espalier.errors import InvalidConfig
-from espalier.search import NO_ITEM
+from espalier.search import padded
 from espalier.text.vectoriser import Vectoriser, words_of
 
 from ..arrays import Int64
@@ -111,8 +111,8 @@ def best_of(find: Find, filler_I: Int64) -> Rank:
     """A ranking by descending score, ties by the lower row. Fewer than m items are filled up from `filler_I`, since a tree's are, too."""
 
     def rank(queries: Sequence[Any], /, m: int, exclude_seen: bool) -> Int64:
-        rows_BM = np.full((len(queries), m), NO_ITEM, np.int64)
-        for b, query in enumerate(queries):
+        lists = []
+        for query in queries:
             rows, scores = find(query)
             if len(rows) > m:
                 top = np.argpartition(-scores, m - 1)[:m]
@@ -120,9 +120,8 @@ def best_of(find: Find, filler_I: Int64) -> Rank:
                 rows, scores = rows[top], scores[top]
             best = rows[np.lexsort((rows, -scores))][:m]
             first_filler = filler_I[:m]  # at most len(best) of them are in `best`
-            filled = np.append(best, first_filler[~np.isin(first_filler, best)])[:m]
-            rows_BM[b, : len(filled)] = filled
-        return rows_BM
+            lists.append(np.append(best, first_filler[~np.isin(first_filler, best)])[:m])
+        return padded(lists, m)
 
     return rank
 

@@ -25,7 +25,7 @@ from espalier.bundle import WEIGHTS, Bundle
 from espalier.engines import open_engine
 from espalier.errors import InvalidConfig
 from espalier.queries import HistoryKind, QueryBatch, pad_histories
-from espalier.search import NO_ITEM, Engine, SearchParams
+from espalier.search import NO_ITEM, Engine, SearchParams, padded
 
 from ..arrays import Int64
 from ..deep.first_model import build_model
@@ -38,7 +38,6 @@ from ..deep.run import train_and_export
 from ..deep.sequence.rules import with_rules
 from ..deep.topology import Topology
 from ..deep.validation import validation_pairs, validation_recall
-from ..evaluate import padded
 from ..neighbours.fit import neighbours
 from ..publish import HELD_OUT_QUERIES
 from ..retrieval.needs import Needs, by_parts, of_steps, seconds_each

@@ -20,6 +20,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 
+from espalier.durable import atomic_write
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.hardware import hardware
 
@@ -30,7 +31,6 @@ from ..compare.verdict import Contestant, Field
 from ..data.splits import EvaluationPair, without_seen
 from ..publish import training_command
 from ..retrieval.task import Metric, Question
-from ..run_files import atomic_write
 from ..specification.deep import DeepConfig
 from ..specification.linear import LinearConfig
 

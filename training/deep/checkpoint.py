@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from espalier.durable import atomic_write
 from espalier.errors import InvalidConfig
 from espalier.tree import Tree
 
@@ -22,7 +23,7 @@ from ..deep.parallel import process, processes, wait_for_all
 from ..deep.prepare import Prepared
 from ..deep.row_shares import gather_rows, map_rows
 from ..deep.scorers.model import NodeScorer
-from ..run_files import atomic_write, check_identity, file_digests
+from ..run_files import check_identity, file_digests
 from ..specification.deep import DeepConfig
 
 log = logging.getLogger(__name__)

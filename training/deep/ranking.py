@@ -29,6 +29,7 @@ from espalier.errors import InvalidData
 from espalier.manifest import Calibration, Ranking
 from espalier.memory import BUCKETS, Memory, bucket_of
 from espalier.metrics import ndcg_at_m
+from espalier.search import padded
 
 from ..deep.calibration import calibrate
 from ..deep.memory import FIT_S, NEIGHBOUR_COUNTS, memory_source, with_sorted_rows
@@ -38,7 +39,6 @@ from ..deep.scorers.model import NodeScorer
 from ..deep.searches import Searches
 from ..deep.topology import Topology
 from ..deep.validation import trained_ranking, validation_pairs
-from ..evaluate import padded
 from ..neighbours.fit import GRID, WEIGHED
 from ..retrieval.repeats import Measured, Order, chosen_by_bucket
 from ..retrieval.task import Deadline

@@ -18,11 +18,11 @@ import numpy as np
 import torch
 
 from espalier.memory_lists import MemoryLists
+from espalier.search import padded
 
 from ..arrays import Float32, Int64
 from ..deep.searches import Searches
 from ..deep.topology import Topology
-from ..evaluate import padded
 
 NO_LEAF = -1
 

@@ -22,7 +22,7 @@ from espalier.masks.eligibility import EligibleNodes, eligible_nodes, unrestrict
 from espalier.memory_lists import MemoryLists
 from espalier.metrics import precision_recall_f
 from espalier.queries import HistoryKind, QueryBatch, VectorKind
-from espalier.search import SearchParams
+from espalier.search import SearchParams, padded
 from espalier.tree import Tree
 
 from ..data.splits import EvaluationPair, without_seen
@@ -34,7 +34,6 @@ from ..deep.queries import model_input, rows_of_pairs
 from ..deep.scorers.heads import MlpHead, ProductHead, SharedPReLU
 from ..deep.scorers.model import NodeScorer
 from ..deep.topology import Topology
-from ..evaluate import padded
 from ..specification.deep import DeepConfig
 
 BLOCK = 100

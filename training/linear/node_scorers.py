@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from espalier.bundle_files import map_safetensors, write_safetensors
 from espalier.chunks import Chunks
+from espalier.durable import atomic_write
 from espalier.errors import BundleCorrupt, InvalidConfig
 from espalier.tree import Tree
 
 from ..linear.node_centroids import Centroids
-from ..run_files import atomic_write
 from ..specification.linear import LinearOptions
 
 

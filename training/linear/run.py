@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from espalier.bundle import Bundle
 from espalier.chunks import TreeChunks
+from espalier.durable import atomic_write
 from espalier.errors import InvalidConfig
 from espalier.hardware import cores
 from espalier.search import Device
@@ -33,7 +34,7 @@ from ..linear.stacking import learn_stacking
 from ..linear.stacking_examples import Train
 from ..linear.stacking_tables import Weighing
 from ..live.run_journal import read_run_journal
-from ..run_files import atomic_write, check_identity, file_digests, stored_tree
+from ..run_files import check_identity, file_digests, stored_tree
 from ..specification.linear import LinearConfig
 from ..trees.hierarchical_kmeans import hierarchical_kmeans
 from ..versions import run_folder

@@ -23,6 +23,7 @@ import torch
 from numpy.typing import NDArray
 from scipy.linalg import block_diag
 
+from espalier.durable import atomic_write
 from espalier.errors import InvalidConfig
 from espalier.manifest import Ranking, StackingInfo
 from espalier.stacking import FARTHEST, NETWORK, Stacking, StackingNetwork
@@ -31,7 +32,6 @@ from ..data.xmc import LabelledPoints
 from ..linear.choosing import MEASURES, RESULTS, measures_of
 from ..linear.stacking_examples import StackingExamples, Train, examples_of
 from ..linear.stacking_tables import Weighing, tables_of
-from ..run_files import atomic_write
 from ..specification.linear import StackingOptions
 
 log = logging.getLogger(__name__)

@@ -12,11 +12,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from espalier.durable import atomic_write
 from espalier.errors import InvalidData
 from espalier.live.journal import Journal
 from espalier.live.operations import ItemBody, Operation
-
-from ..run_files import atomic_write
 
 JOURNAL = "live.db"
 """A model's journal, in its folder beside its versions."""

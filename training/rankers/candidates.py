@@ -14,11 +14,10 @@ from tqdm import tqdm
 from espalier.errors import InvalidData
 from espalier.metrics import ndcg, precision_recall_f
 from espalier.rerank.features import RankFeatures
-from espalier.search import NO_ITEM, Engine, SearchParams
+from espalier.search import NO_ITEM, Engine, SearchParams, padded
 
 from ..arrays import Int64
 from ..data.ranking_set import RankingSet
-from ..evaluate import padded
 from ..rankers.graded_queries import GradedQueries
 
 BATCH = 64

@@ -16,7 +16,7 @@ import pytest
 
 from espalier.errors import InvalidData
 from espalier.serving import Serving
-from service.errors import Conflict, ModelNotFound, NotReady
+from service.errors import Conflict, NotFound, NotReady
 from service.models.desired_state import DesiredState, FollowedFile, Removed
 from tests.service.models.registry import Held, Running, add_version, damage, run, search
 from tests.waiting import until
@@ -44,7 +44,7 @@ def test_load_default_unload(models: Path) -> None:
         with pytest.raises(Conflict, match="is the default"):
             running.run(registry.changes.unload("books", 1))
         running.run(registry.changes.unload("books", 2))
-        with pytest.raises(ModelNotFound):
+        with pytest.raises(NotFound):
             running.served(2)
         until(lambda: running.states() == {1: "ready", 2: "available"}, "version 2 is taken apart")
         until(lambda: running.count("unloaded") == 1, "it is counted")
@@ -163,7 +163,7 @@ def test_a_folder_that_cannot_be_written_to_is_said(models: Path, monkeypatch: p
         monkeypatch.undo()
         for number, remedy in ((errno.EROFS, "make it writable for the service"), (errno.ENOSPC, r"make room on its disk\.")):
             error = OSError(number, os.strerror(number))
-            monkeypatch.setattr("service.models.desired_state.tempfile.mkstemp", Mock(side_effect=error))
+            monkeypatch.setattr("service.models.desired_state.atomic_write", Mock(side_effect=error))
             with pytest.raises(Conflict, match=rf"\({error.strerror}\), so .*: {remedy}"):
                 running.remove("item-1")
         assert running.registry.removed("books") == []
