@@ -22,6 +22,7 @@ def atomic_write(file: Path) -> Iterator[Path]:
     """A hidden path to write to, which replaces `file` at the end, once it is on the disk. After an error it is deleted: the disk may be
     full."""
     part_file = file.with_name(f".{file.name}.part")
+    part_file.unlink(missing_ok=True)  # of a killed process, perhaps another user's
     try:
         yield part_file
         flush(part_file)
