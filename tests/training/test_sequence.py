@@ -171,19 +171,6 @@ def test_sampled_levels_estimate_their_sums_without_bias(eligible_I: NDArray[np.
         assert (sums[h] / draws).tolist() == pytest.approx([expected, expected], rel=0.08)
 
 
-@pytest.mark.parametrize("whole", [0, 1000])
-def test_items_that_are_not_eligible_are_in_no_column(whole: int) -> None:
-    """Not their leaves, nor a node that has nothing else below it; in whole levels such a node is there, and its exponential is 0."""
-    rng, eligible_N = torch.Generator().manual_seed(2), node_mask(TREE, SOME_ITEMS).eligible_N
-    source = ColumnSource(Topology(TREE, torch.device("cpu"), SOME_ITEMS), np.ones(ITEMS), 200, whole)
-    for h, level in enumerate(source.levels(torch.tensor([[4], [9]]), rng), start=1):
-        column_S = level.nodes_M if level.column_S is None else level.nodes_M[level.column_S]
-        span = TREE.level(h)
-        counted = column_S[torch.isfinite(level.offset_S)].tolist()
-        assert counted == [node for node in range(span.start, span.stop) if eligible_N[node]]
-        assert not torch.isposinf(level.offset_S).any()
-
-
 # -- places and targets ---------------------------------------------------------------------------------------------------
 
 
