@@ -28,7 +28,7 @@ from tests.training.points import random_points, unit
 from training.data.csr import Csr, as_matrix, as_rows, normalised
 from training.data.xmc import LabelledPoints
 from training.linear import choosing
-from training.linear.choosing import COSTS, GAMMAS, choose
+from training.linear.choosing import COSTS, GAMMAS, Trial, choose
 from training.linear.examples import Examples
 from training.linear.fit import fit_linear
 from training.linear.label_features import mean_points, pifa, weighted_sums
@@ -415,6 +415,21 @@ def clusters(count: int, noise: float, seed: int = 0) -> LabelledPoints:
 def tree_of(points: LabelledPoints, max_leaf: int = 4) -> tuple[Tree, Csr]:
     rows = pifa(points)
     return hierarchical_kmeans(rows, branching=4, max_leaf=max_leaf, seed=0), rows
+
+
+def test_a_gamma_with_which_quality_falls_is_not_taken() -> None:
+    trial = Trial(1.0, 0.5, np.array([[0.8, 0.5], [0.7, 0.6]]))
+    assert trial.quality == pytest.approx((0.7 * 0.5) ** (1 / 2)), "that of the worse beam"
+    assert trial.fall == pytest.approx(np.log((0.8 * 0.5) / (0.7 * 0.6)) / 2)
+    assert trial.row()["at_wide_beam"] == {"ndcg@5": 0.7, "recall@10": 0.6}
+    falls = Trial(1.0, 0.0, np.array([[0.9, 0.9], [0.85, 0.9]]))
+    steady = Trial(1.0, 0.7, np.full((2, 2), 0.8))
+    assert falls.quality > steady.quality
+    assert choosing._best([falls, steady]) is steady
+    worse = Trial(1.0, 1.0, np.array([[0.9, 0.9], [0.5, 0.9]]))
+    assert choosing._best([worse, falls]) is falls  # where all fall, the one that falls least
+    equal = Trial(1.0, 0.85, np.full((2, 2), 0.8))
+    assert choosing._best([steady, equal]) is equal  # of equal ones the nearest to probabilities
 
 
 def test_the_options_are_those_that_find_most() -> None:

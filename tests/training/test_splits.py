@@ -287,12 +287,9 @@ def config_under(kind: str, folder: Path, log: Path) -> DeepConfig:
     split = {"kind": kind} | SPLITS[kind] | ({"test": str(folder / "test.csv")} if kind == "file" else {})
     return deep_config(
         {
-            "kind": "otm-robust",
+            "kind": "neighbours",
             "name": "shop",
             "data": {"log": str(log), "format": {"timestamp": "time", "order": "timestamp", "min_user_events": 1}, "split": split},
-            "instances": {"windows": [4, 2]},
-            "scorer": {"node_dim": 4, "hidden": []},
-            "optimiser": {"steps": 3, "batch": 8},
             "search": {"beam_size": 8, "m": 5, "max_m": 40, "max_beam_size": 64},
         }
     )
@@ -500,6 +497,15 @@ def test_users_are_drawn_alike_whatever_the_length_of_their_lists() -> None:
     drawn = instances(source(lists), steps=50)
     times = np.bincount([lists.index(whose(lists, targets)) for _, targets in drawn], minlength=4)
     assert_array_equal(np.abs(times - len(drawn) / 4) < 5 * np.sqrt(len(drawn) / 4), True)
+
+
+def test_a_batch_depends_on_the_seed_and_the_step_alone() -> None:
+    lists = distinct_lists([12, 7, 20])
+    one, other = source(lists), source(lists)
+    later_BP = other.batch(4, SIZE).target_BP  # whatever was drawn before
+    assert_array_equal(later_BP, one.batch(4, SIZE).target_BP)
+    for drawn in (one.batch(5, SIZE), source(lists, seed=4).batch(4, SIZE)):
+        assert not np.array_equal(drawn.target_BP, later_BP)
 
 
 def test_only_the_given_users_with_two_events_or_more_are_drawn() -> None:
