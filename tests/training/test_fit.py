@@ -408,26 +408,16 @@ def test_the_compiled_search_of_validation_finds_what_the_torch_one_finds(traine
 # -- commands -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def shop_fit(log: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle of a few steps."""
-    folder = tmp_path_factory.mktemp("fit")
-    out = folder / "models" / "shop" / "2"
-    config = written_toml(folder / "planted.toml", settings(log, "tdm", optimiser={"steps": 40}))
-    fitted = command("fit", "--config", config, "--out", out, "--device", "cpu")
-    assert (fitted.status, fitted.err.count("error")) == (0, 0)
-    assert [file.name for file in out.parent.iterdir()] == ["2"]  # nothing left of the work
-    return out
-
-
-def test_evaluate_and_inspect_show_what_was_fitted(shop_fit: Path, log: Path, tmp_path: Path, pictures: Pictures) -> None:
-    out = shop_fit
+def test_evaluate_and_inspect_show_what_was_fitted(
+    trained: Callable[[str], Trained], log: Path, tmp_path: Path, pictures: Pictures
+) -> None:
+    out = trained("tdm").bundle.path
     report, plot = tmp_path / "report.json", tmp_path / "plot.png"
     options = ("--beam", "4,16", "--m", "5,10", "--batch", 8, "--exclude-seen", "--json", report, "--plot", plot)
     assert command("evaluate", "--model", out, *options).status == 0
     written = json.loads(report.read_text())
     assert written.keys() - {"version"} == {"model", "engine", "arithmetic", "queries", "rows", "warnings"}
-    assert (written["model"], written["engine"], written["queries"]) == ("shop", "compiled-cpu", 30)
+    assert (written["model"], written["engine"], written["queries"]) == ("planted", "compiled-cpu", 30)
     assert [(row["beam_size"], row["m"], row["batch"]) for row in written["rows"]] == [(4, 5, 8), (4, 10, 8), (16, 5, 8), (16, 10, 8)]
     for row in written["rows"]:
         against = {"recall_against"} if row["beam_size"] == 16 else set()
@@ -440,11 +430,11 @@ def test_evaluate_and_inspect_show_what_was_fitted(shop_fit: Path, log: Path, tm
     }
 
     again = command("evaluate", "--model", out, "--data", log, "--beam", "16", "--m", "10", "--exclude-seen", "--engine", "reference")
-    assert "shop version 2 on reference, 30 queries, seen items excluded" in again.out
+    assert "planted version 3 on reference, 30 queries, seen items excluded" in again.out
     assert f"{written['rows'][3]['recall']:.4f}" in again.out  # the held-out queries are all 30 test users
 
     shown = command("inspect", "--model", out)
-    assert "shop version 2: tdm" in shown.out
+    assert "planted version 3: tdm" in shown.out
     assert f"tree: {CLUSTERS * SIZE} items, 255 nodes, 8 levels" in shown.out
     assert shown.out.count("item-") > 10
 
@@ -481,8 +471,8 @@ def test_a_bad_option_or_key_of_a_fit_is_named(
         ("--data", "nowhere.csv", "log: got"),
     ],
 )
-def test_a_bad_option_of_evaluate_is_named(shop_fit: Path, option: str, value: str, message: str) -> None:
-    given = {"--model": shop_fit, "--beam": "4", "--m": "5"} | {option: value}
+def test_a_bad_option_of_evaluate_is_named(trained: Callable[[str], Trained], option: str, value: str, message: str) -> None:
+    given = {"--model": trained("tdm").bundle.path, "--beam": "4", "--m": "5"} | {option: value}
     outcome = command("evaluate", *(part for pair in given.items() for part in pair))
     assert outcome.status == 1
     assert f"error: {message}" in outcome.err
