@@ -238,6 +238,23 @@ def test_the_new_tree_has_the_same_nodes_each_item_once_and_no_smaller_likelihoo
     assert learned.after > learned.before or learned.moved == 0
 
 
+@given(seed=st.integers(0, 1 << 30), scale=st.sampled_from(SCALES))
+def test_weights_of_a_gap_are_the_sums_over_samples_and_levels(seed: int, scale: tuple[float, Likelihood]) -> None:
+    rng = np.random.default_rng(seed)
+    tree = random_tree(rng, 4, 3)
+    model, samples = random_model(rng, tree), random_samples(rng, tree.item_count, 30)
+    matching = Matching(model, tree, samples, *scale)
+    node_I = tree.ancestors(tree.leaf_of_item)[:, 1]
+    spans = matching._spans(1, 2)
+    weight_IC = matching._weights(node_I, 1, spans)
+    log_p_SN = log_p(model, tree, samples, *scale)
+    for item in set(samples.target_S.tolist()):
+        first, stop = (int(edge[node_I[item] - 1]) for edge in spans[-1])
+        nodes = np.arange(first, stop)
+        rows = log_p_SN[samples.target_S == item]
+        assert_allclose(weight_IC[item, : len(nodes)], (rows[:, nodes] + rows[:, tree.parent[nodes]]).sum(0), rtol=1e-4, atol=1e-4)
+
+
 class Planted(torch.nn.Module):
     """A scorer that wants each item at one leaf of `tree`: large logits for the nodes on the way of the history's newest item."""
 
