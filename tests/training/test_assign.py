@@ -35,7 +35,7 @@ from tests.training.points import as_xmc, random_points
 from training.assign import best_points, command, labelwise
 from training.assign.best_points import BestPoints
 from training.assign.command import Assignment, assign
-from training.assign.labelwise import Labelwise, Pairs, Retention, ScoredTree, best_of_points, best_positions, by_depth, by_share
+from training.assign.labelwise import Labelwise, Pairs, Retention, ScoredTree, best_positions, by_depth, by_share
 from training.assign.point_files import PointFile
 from training.data.csr import as_rows, normalised
 from training.data.xmc import read_xmc
@@ -117,13 +117,6 @@ def test_a_point_that_is_limited_keeps_the_best_of_all_items_that_score_it(seed:
     predictor = Labelwise([ScoredTree(tree, chunks, retention)], SIGMOID, np.ones(tree.item_count, np.bool_), 1)
     with patch.object(labelwise, "HELD", held):
         assert as_dict(predictor.predict(sparse_rows(points_BF), per_point)).keys() == expected
-
-
-def test_a_point_keeps_its_best_items() -> None:
-    pairs = Pairs(np.array([0, 0, 1, 1, 2]), np.array([3, 4, 3, 4, 3]), np.array([0.5, 0.1, 0.5, 0.2, 0.6], np.float32))
-    assert set(as_dict(best_of_points(pairs, 2))) == {(2, 3), (0, 3), (0, 4), (1, 4)}, "of equal scores the lower item row"
-    assert set(as_dict(best_of_points(pairs, 1))) == {(2, 3), (1, 4)}
-    assert as_dict(best_of_points(pairs, 9)) == as_dict(pairs)
 
 
 @given(st.lists(st.sampled_from([-np.inf, -3.0, -1.0, -0.5, 0.0]), min_size=1, max_size=40), st.integers(1, 45))
