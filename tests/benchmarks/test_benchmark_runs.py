@@ -149,6 +149,16 @@ def test_recall_is_reported_by_shards_and_beams_and_passes_where_nothing_is_lost
 # -- a long tail ----------------------------------------------------------------------------------------------------------
 
 
+def test_every_item_has_an_event_and_one_user_a_long_list() -> None:
+    lists = long_tail.long_tail(20_000)
+    assert len(lists) == 1 + 3 * 20_000 // 100
+    assert sorted(set(np.concatenate(lists).tolist())) == list(range(20_000))
+    assert all((np.diff(rows) > 0).all() for rows in lists), "each item once"
+    lengths = [len(rows) for rows in lists]
+    assert lengths[0] == max(lengths) == 20_000 // 10
+    assert 2 * 20_000 < sum(lengths) <= 3 * 20_000
+
+
 def test_all_users_of_a_long_tail_count(tmp_path: Path) -> None:
     lists = long_tail.long_tail(2000)
     config = long_tail.write_log(lists, tmp_path)

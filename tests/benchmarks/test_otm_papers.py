@@ -74,6 +74,13 @@ def test_exact_probabilities_are_those_of_all_outcomes() -> None:
         np.testing.assert_allclose(level_, wanted, rtol=1e-6)
 
 
+def test_beam_search_keeps_the_best_children_and_of_equals_the_lower() -> None:
+    levels = [np.zeros(1), np.array([1.0, 1.0]), np.array([0.1, 0.5, 0.9, 0.5])]
+    assert otm_table1.beam_search(levels, 1).tolist() == [1]
+    assert otm_table1.beam_search(levels, 2).tolist() == [1, 2]
+    assert otm_table1.beam_search(levels, 3).tolist() == [1, 2, 3]
+
+
 def test_optimal_labels_follow_the_child_of_the_larger_logit() -> None:
     generator = torch.Generator().manual_seed(1)
     y_BM = (torch.rand(4, LEAVES, generator=generator) < 0.1).float()

@@ -7,6 +7,7 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -14,8 +15,9 @@ import pytest
 from numpy.testing import assert_array_equal
 from scipy.sparse import csr_array
 
-from benchmarks.papers.product_search import text_search
+from benchmarks.papers.product_search import cold_texts, text_search, xrlinear_peers
 from benchmarks.papers.product_search.ann import faiss_is_installed
+from benchmarks.papers.product_search.cold_texts import Texts
 from benchmarks.papers.product_search.dssm import EF_SEARCH
 from benchmarks.papers.product_search.text_linear import BEAMS, TEXTS
 from benchmarks.papers.product_search.text_report import Report, Trained
@@ -24,6 +26,7 @@ from benchmarks.papers.product_search.text_sets import Fold, Task, fold_of, pair
 from benchmarks.papers.xreg.debian_kinds import views_and_clicks, write
 from benchmarks.papers.xreg.labelwise import figures
 from espalier.errors import InvalidData
+from espalier.search import NO_ITEM
 from training.data.csr import as_rows
 from training.graded_relevance import Relevance
 
@@ -167,9 +170,27 @@ def test_items_with_few_clicks_are_left_out_and_files_hold_the_others(tmp_path: 
     assert pl.read_parquet(tmp_path / "kinds" / "items.parquet").rows() == [("libc", "C", "libs")]
 
 
+def test_recall_of_a_cold_start_is_counted_by_group() -> None:
+    data = Texts(["a"] * 4, np.array([True, False, False, False]), [], [("x", [0, 1]), ("y", [2, 3])])
+    row = cold_texts.row_of("some", data, np.array([[0, NO_ITEM], [2, 1]]), 0.0)
+    assert (row["hidden@10"], row["old@10"], row["all@10"]) == (100, 25, 50)
+    assert row["shown@10"] == 33.3
+
+
 def test_labelwise_figures_of_perfect_and_of_no_predictions() -> None:
     true = Relevance.of_rows(as_rows(csr_array(np.array([[1, 0.5, 0], [0, 0, 0.25]], np.float32))))
     perfect = figures(true, true)
     assert (perfect["wp1"], perfect["wp5"], perfect["xmad1"], perfect["pairs"]) == (100, 100, 0, 3)
     nothing = figures(true, Relevance(np.zeros(3, np.int64), np.zeros(0, np.int64), np.zeros(0), 3))
     assert (nothing["wp1"], nothing["xmad1"]) == (0, pytest.approx((1 + 0.25) / 2))
+
+
+def test_our_trees_stand_beside_the_fastest_peer_with_as_many() -> None:
+    def row(system: str, trees: int, beam: int | None, ms: float) -> dict[str, Any]:
+        return {"system": system, "trees": trees, "beam_size": beam, "ms_p50": ms}
+
+    rows = [row("espalier", 1, 10, 2.0), row("forest", 3, 10, 6.0), row("pecos", 1, 10, 4.0), row("omikuji", 1, 10, 5.0),
+            row("omikuji-3", 3, 10, 8.0), row("omikuji-3", 3, 50, 1.0), row("ova", 1, None, 1.0)]  # fmt: skip
+    for one in rows:
+        xrlinear_peers._beside_the_fastest(one, rows)
+    assert [one.get("of_fastest_peer") for one in rows] == [0.5, 0.75, None, None, None, None, None]

@@ -8,7 +8,7 @@ import os
 from dataclasses import replace
 from itertools import groupby, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest.mock import patch
 
 import numpy as np
@@ -35,7 +35,7 @@ from tests.training.points import as_xmc, random_points
 from training.assign import best_points, command, labelwise
 from training.assign.best_points import BestPoints
 from training.assign.command import Assignment, assign
-from training.assign.labelwise import Labelwise, Pairs, Retention, ScoredTree, best_positions, by_depth, by_share
+from training.assign.labelwise import Labelwise, Pairs, Retention, ScoredTree, best_of_points, best_positions, by_depth, by_share
 from training.assign.point_files import PointFile
 from training.data.csr import as_rows, normalised
 from training.data.xmc import read_xmc
@@ -117,6 +117,32 @@ def test_a_point_that_is_limited_keeps_the_best_of_all_items_that_score_it(seed:
     predictor = Labelwise([ScoredTree(tree, chunks, retention)], SIGMOID, np.ones(tree.item_count, np.bool_), 1)
     with patch.object(labelwise, "HELD", held):
         assert as_dict(predictor.predict(sparse_rows(points_BF), per_point)).keys() == expected
+
+
+def test_few_pairs_of_points_that_are_limited_are_held_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    def trimmed(pairs: Pairs, per_point: int) -> Pairs:
+        sizes.append(len(pairs.item))
+        return best_of_points(pairs, per_point)
+
+    monkeypatch.setattr(labelwise, "HELD", 1)
+    monkeypatch.setattr(labelwise, "best_of_points", trimmed)
+    groups = (Pairs(np.full(10, item), np.arange(10), np.full(10, item / 100, np.float32)) for item in range(100))
+    pairs = labelwise._joined(groups, 2)
+    assert as_dict(pairs).keys() >= {(item, point) for item in (98, 99) for point in range(10)}
+    assert max(sizes) == 50
+    assert len(sizes) < 40, "not after every group"
+    assert len(pairs.item) <= 50
+
+
+def test_blocks_are_smaller_where_points_may_have_many_items() -> None:
+    trees = [ScoredTree(complete_tree(np.arange(64), 2), cast(Chunks, None), cast(Retention, None))] * 2
+    assert [command.block_limit(trees, per_point) for per_point in (None, 4, 10**9)] == [
+        command.MAX_RANKS // 2,
+        command.MAX_RANKS // 16,
+        command.MAX_RANKS // 256,
+    ]
 
 
 @given(st.lists(st.sampled_from([-np.inf, -3.0, -1.0, -0.5, 0.0]), min_size=1, max_size=40), st.integers(1, 45))

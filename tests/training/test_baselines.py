@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from espalier.errors import DeviceUnavailable, InvalidConfig, InvalidData
 from espalier.items import ItemTable
 from tests.training.logs import log_of, task_of
+from training.baselines import content as content_module
 from training.baselines import ease as ease_module
 from training.baselines import ials as ials_module
 from training.baselines import item_cf as item_cf_module
@@ -38,7 +39,7 @@ from training.data.interactions import Interactions
 from training.data.user_item_matrix import user_item_matrix
 from training.neighbours import cooccurrence
 from training.neighbours.fit import fading
-from training.retrieval.needs import available_bytes
+from training.retrieval.needs import LEAST_S, available_bytes
 from training.retrieval.task import Deadline, Fitted
 from training.retrieval.tuning import Options
 
@@ -308,6 +309,11 @@ def test_a_table_without_content_is_refused(columns: dict[str, Any]) -> None:
         content(replace(task_of(log_of([[0, 1], [1, 2], [2, 0]]), [0], [1, 2]), items=items))
 
 
+def test_of_very_many_words_an_items_first_ones_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(content_module, "MOST_ENTRIES", 7)
+    assert item_vectors(table(title=["a b c", "a b c", "a b c"])).shape == (3, 2)
+
+
 # -- EASE -----------------------------------------------------------------------------------------------------------------
 
 
@@ -385,6 +391,21 @@ def test_less_time_than_an_inversion_takes_is_refused(monkeypatch: pytest.Monkey
     monkeypatch.setattr(ease_module, "inversion_seconds", lambda items: 100.0)
     with pytest.raises(InvalidConfig, match=r"seconds: got 60.0, expected at least 100 for EASE's inversion of 36 items"):
         ease(task_of(grouped(1), list(range(60)), list(range(60, 80)), seconds=60.0))
+
+
+def test_what_an_inversion_takes_grows_with_the_items() -> None:
+    assert ease_module.inversion_seconds(ease_module.PROBE) == 0
+    assert ease_module.inversion_seconds(40 * ease_module.PROBE) > 8 * ease_module.inversion_seconds(10 * ease_module.PROBE) > 0
+
+
+def test_what_it_needs_leaves_time_to_answer_where_inversions_take_next_to_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = task_of(grouped(1), list(range(60)), list(range(60, 80)))
+    least, enough = (ease_module.needs(task).least_s, ease_module.needs(task).full_s)
+    assert least == LEAST_S
+    assert enough >= ease_module.ANSWERING_S
+    monkeypatch.setattr(ease_module, "inversion_seconds", lambda items: 100.0)
+    assert ease_module.needs(task).least_s == 100 * ease_module.ONCE
+    assert ease_module.needs(task).full_s == ease_module.ANSWERING_S + 100 * ease_module.SEARCH
 
 
 def grouped(seed: int) -> Interactions:

@@ -493,6 +493,20 @@ def test_a_method_that_does_not_fit_in_memory_is_not_judged_and_says_what_it_nee
     assert report["minutes_needed"] is None, "no time is enough"
 
 
+def test_only_the_tree_may_take_what_nobody_needs(log: Path, passing: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, float] = {}
+
+    def attempted(of: contest.Contest, name: str, exclude_seen: bool, seconds: float) -> str:
+        given[name] = seconds
+        return "not in this test"
+
+    monkeypatch.setattr("training.compare.compare.attempted", attempted)
+    monkeypatch.setattr(contest.Contest, "needs", lambda *args, **kwargs: Needs(10, 20, 100))
+    compare(timed(log, passing, {"short": (interrupted, Needs(10, 20)), "recipe": (interrupted, Needs(10, 20))}, 600), None)
+    assert given["short"] == pytest.approx(20)
+    assert 400 < given["recipe"] < 600, "its steps may take longer than when they were measured"
+
+
 def test_a_comparison_of_methods_that_take_all_their_time_ends_in_time(log: Path, passing: Clock) -> None:
     methods = {f"method-{n}": (lasting(passing, 1e6), Needs(10.0 + n, 1e6)) for n in range(5)}
     begin = passing.now_s

@@ -480,6 +480,14 @@ def test_too_few_points_that_the_tree_has_not_seen_choose_nothing() -> None:
     assert enough.report["held_out"] == 400
 
 
+def test_a_trial_learns_from_a_limited_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = clusters(600, 0.8)
+    monkeypatch.setattr(choosing, "MOST_VALUES", data.points.nnz // 2)
+    part = data.take(choosing._most_values(data.points, 0))
+    assert data.points.nnz // 2 - 40 < part.points.nnz <= data.points.nnz // 2
+    assert 250 < len(part) < 350
+
+
 def test_folds_hold_out_each_point_once_at_most() -> None:
     unseen = np.arange(0, 2000, 4)
     for held, learned in choosing._folds(unseen, 2000, 3):
@@ -490,6 +498,17 @@ def test_folds_hold_out_each_point_once_at_most() -> None:
     assert sorted(np.concatenate([held for held, _ in folds])) == list(range(1200))
     for held, learned in folds:
         assert sorted([*held, *learned]) == list(range(1200))
+
+
+def test_a_trial_of_many_points_learns_from_a_quarter_and_from_all_texts_of_items() -> None:
+    ((held, learned),) = choosing._folds(np.arange(50_000, 101_000), 101_000, 3)
+    assert len(held) == len(set(held)) == 1000
+    assert (np.diff(learned) > 0).all()
+    assert not np.isin(held, learned).any()
+    assert (learned < 50_000).sum() == 50_000
+    assert (learned >= 50_000).sum() == 12_500
+    ((_, learned),) = choosing._folds(np.arange(10_000), 10_000, 3)
+    assert len(learned) == choosing.LEAST_LEARNED
 
 
 def test_clusters_are_children_of_the_root_where_nothing_is_trained() -> None:

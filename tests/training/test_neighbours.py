@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from numpy.typing import NDArray
 
 from tests.training.logs import log_of, task_of
 from training.baselines import methods
+from training.data.splits import EvaluationPair
 from training.neighbours import cooccurrence
 from training.neighbours import fit as neighbours
 from training.neighbours import near_items as near_module
@@ -23,7 +26,7 @@ from training.neighbours.fit import WIDE, Neighbours, count, fading, neighbours_
 from training.neighbours.near_items import near_items, nearest
 from training.retrieval import scores as scores_module
 from training.retrieval.scores import best_of_all, keep_best
-from training.retrieval.task import Deadline
+from training.retrieval.task import Deadline, Trial
 from training.retrieval.tuning import Option, Options, Remembered, search
 from training.specification.log_format import Order
 from training.trees.embeddings import item_embeddings
@@ -399,6 +402,26 @@ def test_all_training_users_count_and_options_that_weigh_counts_anew_take_none(
     assert len(counts) - 1 <= others
 
 
+def test_with_little_time_options_are_tried_that_weigh_the_same_counts_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = options_counted(monkeypatch)
+    monkeypatch.setattr(neighbours, "COUNTS_LEFT", 1e9)
+    fitted = methods.METHODS["neighbours"](task_of(planted(1, "file"), list(range(150)), list(range(150, 200)), m=5, seconds=100.0))
+    assert len(counts) == 2
+    assert {tuple(trial.options[name] for name in neighbours.COUNTED) for trial in fitted.trials} == {(50, 0.95, 0.0)}
+    for name in ("recency", "back", "column", "row", "power", "shrink", "longest"):
+        assert len({trial.options[name] for trial in fitted.trials}) > 1, name
+    assert fitted.ended == "the search reached its deadline; trials: 1"
+
+
+@pytest.mark.parametrize(("near_counts", "is_tried"), [(1e9, False), (0.0, True)])
+def test_near_items_are_not_sought_where_that_takes_longer_than_there_is_time(
+    near_counts: float, is_tried: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(neighbours, "NEAR_COUNTS", near_counts)
+    fitted = methods.METHODS["neighbours"](task_of(planted(1, "file"), list(range(150)), list(range(150, 200)), m=5, seconds=100.0))
+    assert any(trial.options["near"] for trial in fitted.trials) == is_tried
+
+
 def test_the_fewest_neighbours_that_find_as_much_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(neighbours, "NEIGHBOUR_LIMITS", (1, 2, 3, 9))
     log = log_of([*[[0, 1]] * 5, [0, 2], [0, 3], [0, 4], [5, 1], [5, 2], [0, 1]], items=6)
@@ -413,3 +436,21 @@ def test_neighbours_that_are_needed_are_kept(monkeypatch: pytest.MonkeyPatch) ->
     fitted = methods.METHODS["neighbours"](task_of(planted(1, "file"), list(range(150)), list(range(150, 200)), m=5))
     assert [trial.options["kept"] for trial in fitted.trials if "kept" in trial.options] == [12]
     assert fitted.options["kept"] is None
+
+
+@pytest.mark.parametrize(("share", "stays"), [(1.0, True), (0.02, False)])
+def test_near_items_stay_where_they_gain_over_a_standard_error(share: float, stays: bool) -> None:
+    """Queries of two kinds: of some the second item is found with near items alone."""
+    pairs = [EvaluationPair(user, np.array([0]), np.array([1 if user < 100 * share else 2])) for user in range(100)]
+    log = log_of([[0, 2]] * 3, items=3)
+    task = replace(task_of(log, [0, 1, 2], [0], m=1), exclude_seen=True)
+
+    def fitted(options: Options) -> Any:
+        row = [1 if options["near"] else 2]
+        return SimpleNamespace(rank=lambda queries, m, exclude_seen: np.array([row if share == 1 else [2]] * len(queries)))
+
+    best = Trial({"near": 0.3, "row": 1.0}, 1.0)
+    found = neighbours._without_near(task, pairs, fitted, best)
+    assert (found is best) == stays
+    assert found.options == {"near": 0.3 if stays else 0.0, "row": 1.0}
+    assert neighbours._without_near(task, pairs, fitted, Trial({"near": 0.0}, 0.5)).options == {"near": 0.0}

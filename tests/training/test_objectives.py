@@ -27,7 +27,7 @@ from espalier.tree import Tree, complete_tree
 from training.deep.beam import search_states
 from training.deep.objectives.levels import DENSE, draw_items, draw_nodes, drawn_sets
 from training.deep.objectives.otm import otm_loss, otm_no_bs_loss, otm_no_optest_loss, pseudo_targets
-from training.deep.objectives.otm_robust import otm_robust_loss
+from training.deep.objectives.otm_robust import last_whole_level, otm_robust_loss
 from training.deep.objectives.plt import hsm_loss, plt_loss
 from training.deep.objectives.tdm import tdm_loss
 from training.deep.scorers.encoders import VectorEncoder, WindowEncoder
@@ -331,6 +331,16 @@ def test_otm_robust_is_the_softmax_of_levels_whose_unvisited_rest_is_estimated(
             losses += [(torch.stack(terms).sum().log() - rank[node]) * weight for node in hits]
     expected = torch.stack([logits_BN.sum() * 0, *losses]).sum() / shape["batch"]
     assert_alike(got, value_and_gradients(expected, model))
+
+
+def test_levels_are_scored_whole_up_to_a_multiple_of_what_an_instance_would_look_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = complete_tree(np.arange(64), 2)
+    linear, network = (make(np.random.default_rng(5), tree, 1)[0] for make in (linear_model, history_model))
+    config = RobustObjective(beam_size=3, random_nodes=2)  # 8 rows an instance on each level
+    for whole, level in ((1, 3), (2, 4), (7, 5), (8, 6)):
+        monkeypatch.setattr("training.deep.objectives.otm_robust.WHOLE", whole)
+        assert last_whole_level(linear, tree, config) == level
+        assert last_whole_level(network, tree, config) == 0
 
 
 @pytest.mark.parametrize(("size", "count"), [(9, 2), (5, 3)], ids=["few of many", "most of few"])

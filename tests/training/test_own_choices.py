@@ -7,7 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
+import pytest
 from numpy.testing import assert_allclose
+from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from espalier.live.operations import ItemBody
@@ -75,6 +77,39 @@ def test_weights_are_judged_by_what_all_items_scored_would_find() -> None:
         assert_allclose(ndcg_of(weights), gains_BM @ discount / (2 * discount[0] + discount[1]), atol=1e-5)
 
 
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """Of each call of `_figures`, which now finds nothing: the queries and items, and the relevant pairs."""
+    calls: list[tuple[int, ...]] = []
+
+    def figures(asked: LabelledPoints, rows: list[Csr]) -> NDArray[np.float32]:
+        assert {len(rows_IF.indptr) - 1 for rows_IF in rows} == {asked.labels.shape[1]}
+        calls.append((*asked.labels.shape, asked.labels.nnz))
+        return np.zeros((len(rows), len(asked)), np.float32)
+
+    monkeypatch.setattr(own_choices, "_figures", figures)
+    return calls
+
+
+def test_of_many_queries_and_items_some_choose(measured: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
+    vectoriser, columns, texts = _by_notes(60)
+    monkeypatch.setattr(own_choices, "MOST_ITEMS", 50)
+    monkeypatch.setattr(own_choices, "MOST_QUERIES", 35)
+    chosen_weights(vectoriser, columns, _asked(vectoriser, texts, _one_each(60)))
+    assert set(measured) == {(35, 50, 35)}, "what a query led to is among the items"
+
+
+def test_of_many_columns_none_is_weighed_alone(measured: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
+    vectoriser, columns, texts = _by_notes(40)
+    monkeypatch.setattr(own_choices, "MOST_FACTORED", 2)
+    trials = []
+    for columns_of in (columns, [*columns, columns[0]]):
+        chosen_weights(vectoriser, columns_of, _asked(vectoriser, texts, _one_each(40)))
+        trials.append(len(measured))
+        measured.clear()
+    assert trials == [1 + 5 + 2 * 2, 1 + 5]
+
+
 def test_queries_count_as_much_as_held_out_queries_say() -> None:
     """An item's queries say the same again and again in words that its texts lack; or each says something of its own."""
     vectoriser, columns, _ = _by_notes(60)
@@ -102,6 +137,14 @@ def test_items_with_equal_texts_are_told_apart_by_the_log() -> None:
     keys_TI = np.array([[1, 1, 1, 0], [1, 1 + 1e-7, 1, 0], [1, 2, 1, 0], [0, 0, 0, 0]], np.float32)
     found_T = own_choices._ndcg(keys_TI, np.array([1]), np.ones(1, np.float32))
     assert_allclose(found_T, [1 / np.log2(3), 1 / np.log2(3), 1, 0], rtol=1e-6)
+
+
+def test_of_the_items_of_a_query_the_most_wanted_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_choices, "MOST_RELEVANT", 2)
+    points = csr_array(np.ones((1, 1), np.float32))
+    labels = csr_array(np.array([[1, 5, 0, 3]], np.float32))
+    items, weights = own_choices._relevant_items(LabelledPoints(points, labels), 0)
+    assert (items.tolist(), weights.tolist()) == ([1, 3], [5, 3])
 
 
 def test_a_query_is_not_answered_by_itself() -> None:

@@ -47,7 +47,7 @@ from training.deep.memory import (
     with_weight,
 )
 from training.deep.prepare import Prepared, build_tree, prepare
-from training.deep.ranking import ChosenRanking, ReweighedSearches, choose_ranking
+from training.deep.ranking import ROUNDS, ChosenRanking, ReweighedSearches, choose_ranking
 from training.deep.scorers.model import NodeScorer
 from training.deep.searches import Searches
 from training.deep.topology import Topology
@@ -56,6 +56,7 @@ from training.neighbours.fit import NARROW, count, fit_neighbours, neighbours, n
 from training.neighbours.near_items import near_items
 from training.neighbours.neighbour_lists import NeighbourLists
 from training.retrieval.repeats import Measured
+from training.retrieval.task import NO_DEADLINE
 from training.retrieval.tuning import Figures
 from training.specification.deep import DeepConfig
 from training.specification.models import deep_config
@@ -276,6 +277,45 @@ def test_a_memory_that_takes_long_to_add_up_is_tried_with_fewer_neighbours_only(
     assert tried() == set()
 
 
+def test_a_memory_without_time_is_the_first_that_was_tried(run: Run) -> None:
+    chosen = choose_ranking(run.config, run.prepared, run.topology, run.model, memory_s=0)
+    assert chosen.memory is not None
+    (tried,) = [trial["options"] for trial in chosen.trials if "weight" in trial["options"]]
+    assert (tried["weight"], tried["kept"]) == (ranking.FIRST_WEIGHT, max(np.diff(chosen.memory.offset)))
+
+
+@pytest.mark.parametrize(("constant", "value"), [("PASSES_SHARE", 0.0), ("FIRST_KEPT", 1)])
+def test_fewer_neighbours_are_tried_without_time_for_passes_and_more_with_it(
+    run: Run, constant: str, value: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    monkeypatch.setattr("training.deep.ranking.NEIGHBOUR_COUNTS", (1, 2, 4096))
+    monkeypatch.setattr(f"training.deep.ranking.{constant}", value)
+    assert run.chosen().memory is not None
+    in_passes = [int(kept) for kept in re.findall(r"weight [\d.]+, kept (\d+)", caplog.text)]
+    if constant == "FIRST_KEPT":
+        assert in_passes[0] == 1
+        assert 2 in in_passes
+    else:
+        assert len(set(in_passes)) == 1
+        assert "1 neighbours an item" in caplog.text
+
+
+@pytest.mark.parametrize(("lost", "kept"), [(0.004, 32), (0.006, 64), (-0.01, 32)])
+def test_fewer_neighbours_may_lose_half_a_percent_however_certain_that_is(lost: float, kept: int) -> None:
+    figure_of = {32: 0.2 * (1 - lost), 64: 0.2 * 0.999, 128: 0.2}
+
+    class Measured:
+        def figure(self, options: dict[str, int]) -> float:
+            return figure_of[options["kept"]]
+
+        def measured(self, options: dict[str, int]) -> Figures:
+            return Figures(np.full((1, 1000), figure_of[options["kept"]]))
+
+    measured: Any = Measured()
+    assert ranking._with_fewest_neighbours(measured, {"kept": 128}, [32, 64, 128], NO_DEADLINE) == {"kept": kept}
+
+
 @pytest.mark.parametrize("own", ["logit", "log_activation"])
 def test_leaves_ordered_anew_are_what_a_search_finds_that_keeps_them_all(run: Run, own: OwnScore) -> None:
     config = run.config.model_copy(update={"search": run.config.search.model_copy(update={"beam_size": ITEMS})})
@@ -289,6 +329,14 @@ def test_leaves_ordered_anew_are_what_a_search_finds_that_keeps_them_all(run: Ru
     for gamma, weight, kept, recency in [(0.0, 1.0, 5, 1.0), (0.5, 2.5, 3, 0.8), (1.0, 40.0, ITEMS, 0.5)]:
         options = {"gamma": gamma, "weight": weight, "kept": kept, "recency": recency}
         assert_allclose(anew.measured(options).figure_CB.mean(1), searches.measured(options).figure_CB.mean(1), atol=2e-3)
+
+
+def test_a_weight_climbs_without_a_search_for_each_step(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranking, "FIRST_WEIGHT", 0.1)
+    trials = [trial["options"] for trial in run.chosen().trials if "weight" in trial["options"]]
+    assert max(trial["weight"] for trial in trials) > 0.1, "an untrained tree leaves it to the memory"
+    assert 1 <= len(trials) <= ROUNDS + 1
+    assert run.chosen(weight=3.0).trials[-1]["options"]["weight"] == 3.0
 
 
 @pytest.mark.parametrize(("errors", "kept"), [(-3.0, False), (0.0, False), (0.9, False), (1.1, True)])

@@ -29,12 +29,13 @@ from training.baselines import sasrec
 from training.baselines.methods import METHODS
 from training.baselines.popularity import fit_popularity
 from training.baselines.product_dnn import ProductDnn, ProductDnnConfig, build_network, fit_product_dnn, targets_loss
+from training.baselines.proposal import Proposal
 from training.baselines.sasrec import fit_sasrec, grid
 from training.baselines.sasrec_model import SasRecConfig, Training, start_table
 from training.data.interactions import Interactions
 from training.data.splits import EvaluationPair, Split
 from training.deep.directed_start import followers
-from training.deep.scorers.transformer import SequenceEncoder
+from training.deep.scorers.transformer import BUCKETS, SequenceEncoder, buckets_of
 from training.deep.sequence import blocked_softmax
 from training.deep.sequence.batches import SequenceSource
 from training.deep.sequence.blocked_softmax import positions_in, softmax_loss
@@ -71,6 +72,17 @@ def planted_log() -> tuple[Interactions, Split]:
     return log, split_of(log, 200, 50, 50)
 
 
+def test_distances_have_buckets_that_widen_and_the_first_place_its_own() -> None:
+    bucket_TT = buckets_of(600)
+    assert bucket_TT[599, 0] == bucket_TT[0, 0] == BUCKETS - 1
+    of_distance = bucket_TT[599, 1:].flip(0)  # distances 0 … 598
+    assert of_distance[:16].tolist() == list(range(16))
+    steps = of_distance.diff()
+    assert ((steps == 0) | (steps == 1)).all()
+    assert of_distance.max() == BUCKETS - 2
+    assert (bucket_TT[7, 1:8] == of_distance[:7].flip(0)).all()
+
+
 # -- losses ---------------------------------------------------------------------------------------------------------------
 
 
@@ -97,6 +109,13 @@ def test_an_instances_first_target_is_no_negative_of_it_and_enters_the_sum_once(
     first = math.log(math.exp(3) + math.exp(1 + 0.3)) - (3 + 2 + 3) / 3
     second = math.log(math.exp(-1) + math.exp(0.3) + math.exp(1 + 0.7)) + 1
     assert float(loss) == pytest.approx((first + second) / 2, rel=1e-6)
+
+
+def test_draws_come_from_the_proposal_and_say_their_weight() -> None:
+    proposal = Proposal(np.array([4.0, 2.0, 1.0, 1.0]), CPU)
+    negative_S, log_weight_S = proposal.draw(40_000, torch.Generator().manual_seed(3))
+    assert negative_S.tolist() == [0, 1, 2, 3]
+    assert_allclose(log_weight_S.exp().numpy(), 1, atol=0.05)  # drawn ÷ expected
 
 
 # -- the model ------------------------------------------------------------------------------------------------------------
@@ -333,6 +352,13 @@ def test_an_epoch_holds_every_pair_of_neighbours_once_in_batches_within_the_limi
         assert_array_equal(batch.history_BT[:, 1:][real_BT[:, 1:]], batch.target_BT[:, :-1][real_BT[:, 1:]])
         pairs += list(zip(batch.history_BT[real_BT].tolist(), batch.target_BT[real_BT].tolist(), strict=True))
     assert sorted(pairs) == sorted(pair for items in lists for pair in itertools.pairwise(items))
+
+
+def test_short_lists_do_not_cost_what_the_longest_one_costs() -> None:
+    lists = [[1, 2, 3]] * 40 + [list(range(40))]
+    source = SequenceSource(log_of(lists), np.arange(41), length=50, places=60, seed=1)
+    computed = sum(batch.history_BT.size for batch in source.epoch(0))
+    assert computed <= 1.3 * (40 * 2 + 39)
 
 
 def test_a_list_without_order_is_shuffled_for_each_epoch() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from training.deep.scorers.row_table import lookup
 from training.deep.scorers.sequence import SequenceQuery
 from training.deep.scorers.window_states import WindowStates
 from training.deep.sequence.batches import SequenceBatch, TrainedPositions, trained_positions
+from training.deep.sequence.rules import with_rules
 from training.deep.sequence.steps import SequenceSteps
 from training.deep.validation import search_pairs, validation_pairs
 from training.held_out import held_out_log
@@ -142,6 +144,19 @@ def test_length_and_places_come_from_the_log_unless_they_are_configured(log: Pat
 
 
 # -- rules and earlier models ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("optimiser", "told"), [({"steps": 100_000}, True), ({"steps": 900}, False), ({}, False)])
+def test_fewer_steps_than_configured_are_told_once(
+    log: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, optimiser: dict[str, int], told: bool
+) -> None:
+    caplog.set_level(logging.INFO)
+    raw = settings(log)
+    run = begun(raw | {"optimiser": {"places": 200, "epochs": 0.5} | optimiser}, tmp_path)
+    assert with_rules(run.config, run.prepared) == run.config
+    events = np.diff(run.prepared.interactions.offset_U1)[run.prepared.split.train].sum()
+    line = f"1,000 steps: {1000 * 200 / events:.1f} passes over the lists (optimiser.epochs); optimiser.steps allows 100,000"
+    assert [record.message for record in caplog.records if "optimiser.steps" in record.message] == [line] * told
 
 
 @pytest.mark.parametrize(("tree", "shape"), [("earlier", {}), ("jtm", {}), ("earlier", {"node_dim": "auto", "length": "auto"})])

@@ -20,7 +20,7 @@ from scipy.sparse import random_array
 
 from benchmarks.random_bundles import sparse_rows
 from espalier.errors import InvalidData, InvalidQuery
-from espalier.logs import text_files
+from espalier.logs import log_values, text_files
 from espalier.logs.log_values import Timestamps
 from espalier.logs.text_files import encoding_of
 from espalier.text.sparse_rows import SparseRows
@@ -274,6 +274,19 @@ def test_at_most_half_of_the_rows_are_left_out(tmp_path: Path, wrong: int, is_re
     else:
         with pytest.raises(InvalidData, match=r"data.format.bad_rows: got '6 of 11 rows left out \(no user: 6\)', expected at most half"):
             read(tmp_path / "log.csv", bad_rows="skip")
+
+
+def test_few_looks_find_few_rows() -> None:
+    looks: list[int] = []
+
+    def can_read(values: pa.Array) -> bool:
+        looks.append(len(values))
+        return "x" not in values.to_pylist()
+
+    values = pa.array(["x" if row in (3, 700, 701) else "" for row in range(1024)])
+    assert log_values.unreadable_rows(values, can_read, None).tolist() == [3, 700, 701]
+    assert len(looks) <= 2 * 3 * 11
+    assert log_values.unreadable_rows(values, can_read, 1).tolist() == [3]
 
 
 # -- files of the Extreme Classification Repository -----------------------------------------------------------------------

@@ -303,6 +303,15 @@ def test_nothing_moves_where_all_places_are_alike() -> None:
         assert_array_equal(matching.descend(home_IL, room_N, tree.height, 3), tree.leaf_of_item)
 
 
+def test_a_gap_is_shortened_where_nodes_have_many_descendants() -> None:
+    tree = balanced_tree(np.arange(4096), 16)
+    matching = Matching(planted(tree, 1.0), tree, random_samples(np.random.default_rng(1), 4096, 5), 0.0, "sigmoid")
+    assert len(matching._spans(0, 3)) == 2
+    binary = balanced_tree(np.arange(4096), 2)
+    matching = Matching(planted(binary, 1.0), binary, random_samples(np.random.default_rng(1), 4096, 5), 0.0, "sigmoid")
+    assert len(matching._spans(0, 7)) == 7
+
+
 # -- one assignment -----------------------------------------------------------------------------------------------------------
 
 
