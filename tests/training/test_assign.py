@@ -145,6 +145,13 @@ def test_blocks_are_smaller_where_points_may_have_many_items() -> None:
     ]
 
 
+def test_a_point_keeps_its_best_items() -> None:
+    pairs = Pairs(np.array([0, 0, 1, 1, 2]), np.array([3, 4, 3, 4, 3]), np.array([0.5, 0.1, 0.5, 0.2, 0.6], np.float32))
+    assert set(as_dict(best_of_points(pairs, 2))) == {(2, 3), (0, 3), (0, 4), (1, 4)}, "of equal scores the lower item row"
+    assert set(as_dict(best_of_points(pairs, 1))) == {(2, 3), (1, 4)}
+    assert as_dict(best_of_points(pairs, 9)) == as_dict(pairs)
+
+
 @given(st.lists(st.sampled_from([-np.inf, -3.0, -1.0, -0.5, 0.0]), min_size=1, max_size=40), st.integers(1, 45))
 def test_the_best_positions_are_those_of_a_stable_sort(ranks: list[float], most: int) -> None:
     ranks_R = np.array(ranks, np.float32)

@@ -334,6 +334,12 @@ def test_without_back_an_item_does_not_lead_to_what_came_before_it() -> None:
     assert alone.rank([np.full(500, 1)], 1, exclude_seen=False).tolist() == [[3]]
 
 
+def test_weights_fade_to_nothing() -> None:
+    assert_allclose(fading(0.5, 3), [1, 0.5, 0.25])
+    assert len(fading(0.5, 1000)) == 20
+    assert fading(1.0, 4).tolist() == [1, 1, 1, 1]
+
+
 def planted(seed: int, order: Order) -> Any:
     """A walk of a circle of 30 items, with as many popular items in between that say nothing."""
     rng = np.random.default_rng(seed)

@@ -287,6 +287,14 @@ def test_the_graph_scores_as_the_ranker_does_or_is_refused(
         ranker_onnx(ranker)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("ties", ["random", "marginal"])
+def test_a_gpu_trains_as_well(ties: Ties) -> None:
+    config = FAST.model_copy(update={"ties": ties, "dropout": 0.1, "patience": 5})
+    found = fit_ranker(synthetic(1, 120), synthetic(3, 40), config, device=torch.device("cuda"))
+    assert quality(found, synthetic(2)) > 0.9
+
+
 # -- choice models: probabilities of orders, their gradients, and ties ----------------------------------------------------
 
 

@@ -44,6 +44,8 @@ from training.specification.deep import InstanceConfig
 from training.specification.splits import LastSplit
 from training.trees.embeddings import item_embeddings
 
+Float32 = NDArray[np.float32]
+CPU = torch.device("cpu")
 PLANTED_ITEMS, GROUPS = 120, 12
 PLANTED_TABLE = ItemTable.build(pa.table({"id": [f"i{row}" for row in range(PLANTED_ITEMS)]}))
 SMALL = ProductDnnConfig(

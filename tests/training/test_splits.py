@@ -19,10 +19,11 @@ from numpy.testing import assert_array_equal
 from espalier.bundle import Bundle
 from espalier.errors import InvalidConfig, InvalidData
 from tests.training.logs import log_of
-from training.data import grouping, splits
+from training.data import cut_lists, grouping, splits
+from training.data.cut_lists import moment_of
 from training.data.interactions import Interactions, read_interactions
 from training.data.splits import EvaluationPair, Split, halves, split_log, without_seen
-from training.deep.instances import InstanceSource
+from training.deep.instances import Instances, InstanceSource
 from training.deep.run import fit_and_export
 from training.evaluate import held_out_pairs
 from training.held_out import held_out_log
@@ -129,6 +130,16 @@ def test_dates_are_written_as_the_log_writes_them(tmp_path: Path, zone: str) -> 
     assert (shown(written.test), shown(written.validation)) == (shown(chosen.test), shown(chosen.validation))
     by_day = split_log(log, DateSplit(validation_from="2024-05-20", test_from="2024-05-28"), form, tmp_path, seed=1)
     assert shown(by_day.test) == shown(chosen.test)
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.float64])
+def test_the_moment_before_which_a_share_lies_is_one_of_the_events_own(dtype: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    times: Any = np.random.default_rng(0).permutation(100).astype(dtype)
+    assert [moment_of(None, times, share) for share in (0, 0.8, 0.805, 1)] == [0, 80, 80, 99]
+    assert isinstance(moment_of(None, times, 0.8), int if dtype is np.int64 else float)
+    monkeypatch.setattr(cut_lists, "MOST_TIMES", 30)
+    sample = np.sort(times[::4])
+    assert moment_of(None, times, 0.8) == sample[20], "of many events, evenly spaced ones"
 
 
 @pytest.mark.parametrize("config", [LastSplit(), DateSplit(), LastSplit(unseen_items=0.4), DateSplit(unseen_items=0.4)])
@@ -287,9 +298,12 @@ def config_under(kind: str, folder: Path, log: Path) -> DeepConfig:
     split = {"kind": kind} | SPLITS[kind] | ({"test": str(folder / "test.csv")} if kind == "file" else {})
     return deep_config(
         {
-            "kind": "neighbours",
+            "kind": "otm-robust",
             "name": "shop",
             "data": {"log": str(log), "format": {"timestamp": "time", "order": "timestamp", "min_user_events": 1}, "split": split},
+            "instances": {"windows": [4, 2]},
+            "scorer": {"node_dim": 4, "hidden": []},
+            "optimiser": {"steps": 3, "batch": 8},
             "search": {"beam_size": 8, "m": 5, "max_m": 40, "max_beam_size": 64},
         }
     )
@@ -419,15 +433,24 @@ def whose(lists: list[list[int]], targets: list[int]) -> list[int]:
     return next(items for items in lists if targets[0] in items)
 
 
-@given(lists_of_users, st.integers(0, 2**32), st.sampled_from(["random", "half"]))
-def test_history_and_targets_are_what_lies_before_and_after_a_cut(lengths: list[int], seed: int, split: str) -> None:
+@given(lists_of_users, st.integers(0, 2**32))
+def test_history_and_targets_are_what_lies_before_and_after_a_cut(lengths: list[int], seed: int) -> None:
     lists = distinct_lists(lengths)
-    for history, targets in instances(source(lists, seed, split=split, targets=100)):
+    for history, targets in instances(source(lists, seed, targets=100)):
         items = whose(lists, targets)
         cut = len(items) - len(targets)
-        assert cut >= 1 if split == "random" else cut == len(items) // 2
+        assert cut >= 1
         assert targets == items[cut:]
         assert history == items[max(0, cut - 7) : cut]
+
+
+@given(lists_of_users)
+def test_the_half_split_cuts_in_the_middle(lengths: list[int]) -> None:
+    lists = distinct_lists(lengths)
+    for history, targets in instances(source(lists, split="half", targets=100)):
+        items = whose(lists, targets)
+        middle = len(items) // 2
+        assert (history, targets) == (items[max(0, middle - 7) : middle], items[middle:])
 
 
 def test_the_random_split_cuts_everywhere_alike() -> None:
@@ -499,13 +522,18 @@ def test_users_are_drawn_alike_whatever_the_length_of_their_lists() -> None:
     assert_array_equal(np.abs(times - len(drawn) / 4) < 5 * np.sqrt(len(drawn) / 4), True)
 
 
-def test_a_batch_depends_on_the_seed_and_the_step_alone() -> None:
+def same(one: Instances, other: Instances) -> bool:
+    return np.array_equal(one.query, other.query) and np.array_equal(one.target_BP, other.target_BP)
+
+
+@pytest.mark.parametrize("order", ["file", "none"])
+def test_a_batch_depends_on_the_seed_and_the_step_alone(order: str) -> None:
     lists = distinct_lists([12, 7, 20])
-    one, other = source(lists), source(lists)
-    later_BP = other.batch(4, SIZE).target_BP  # whatever was drawn before
-    assert_array_equal(later_BP, one.batch(4, SIZE).target_BP)
-    for drawn in (one.batch(5, SIZE), source(lists, seed=4).batch(4, SIZE)):
-        assert not np.array_equal(drawn.target_BP, later_BP)
+    one, other = source(lists, order=order), source(lists, order=order)
+    later = other.batch(4, SIZE)
+    assert same(one.batch(4, SIZE), later)  # whatever was drawn before
+    assert not same(one.batch(4, SIZE), one.batch(5, SIZE))
+    assert not same(one.batch(4, SIZE), source(lists, seed=4, order=order).batch(4, SIZE))
 
 
 def test_only_the_given_users_with_two_events_or_more_are_drawn() -> None:
