@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 import espalier
 from espalier.errors import InvalidQuery
 from espalier.file_lock import file_lock
+from espalier.model import Model
 from espalier.queries import HistoryKind
 from espalier_cli import predict as module
 from espalier_cli.embed import main as embed_main
@@ -25,6 +27,12 @@ from tests.cli.conftest import HISTORIES, SAMPLE
 
 def run(*arguments: object) -> int:
     return predict([str(argument) for argument in arguments], "espalier predict")
+
+
+@pytest.fixture
+def quick(queries: Path, tmp_path: Path) -> list[object]:
+    """Options: the sample answers the queries in this process."""
+    return ["--model", SAMPLE, "--queries", queries, "--out", tmp_path / "top.parquet", "--workers", 1]
 
 
 def test_a_file_is_answered_as_a_model_answers(queries: Path, tmp_path: Path) -> None:
@@ -42,71 +50,50 @@ def test_a_file_is_answered_as_a_model_answers(queries: Path, tmp_path: Path) ->
     assert {file.name for file in tmp_path.iterdir()} == {"users.parquet", "top.parquet"}
 
 
-def test_a_log_is_answered_for_each_of_its_users(tmp_path: Path) -> None:
-    log = "who,what,when\nu,nginx,2\nv,perl,1\nu,postgresql,1\n"
-    (tmp_path / "log.csv").write_text(log)
-    out = tmp_path / "top.parquet"
-    more = ["--user", "who", "--item", "what", "--time", "when", "--m", 3]
-    assert run("--model", SAMPLE, "--queries", tmp_path / "log.csv", "--out", out, "--workers", 1, *more) == 0
-    model = espalier.open(SAMPLE, "cpu", frame="arrow")
-    asked = {"u": ["postgresql", "nginx"], "v": ["perl"]}
-    for row in pq.read_table(out).to_pylist():
-        assert row["items"] == model.search([asked[row["who"]]], m=3).column("item").to_pylist()
+def test_a_log_is_answered_for_each_of_its_users(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A log of a spreadsheet, read as training reads it: users are texts, and times say the order."""
+    log, out = tmp_path / "log.csv", tmp_path / "top.parquet"
+    events = [("007", "nginx", "31.12.2024 23:59"), ("7", "perl", "03.03.2024 08:00"), ("007", "postgresql", "01.02.2024 09:00")]
+    text = "who;what;when;price\n" + "".join(f"{user};{item};{at};1,5\n" for user, item, at in events)
+    log.write_text(text, "utf-16")
+    asked = ["--model", SAMPLE, "--queries", log, "--out", out, "--workers", 1, "--m", 3]
+    named, model = ["--user", "who", "--item", "what", "--time"], espalier.open(SAMPLE, "cpu", frame="arrow")
+    for time, histories in (("when", (["postgresql", "nginx"], ["perl"])), ("file", (["nginx", "postgresql"], ["perl"]))):
+        assert run(*asked, *named, time) == 0
+        rows = pq.read_table(out).to_pylist()
+        assert [row["who"] for row in rows] == ["007", "7"]
+        assert [row["items"] for row in rows] == [model.search([own], m=3).column("item").to_pylist() for own in histories]
+    log.write_text(text.replace("who;what", "User_ID;item"))
+    assert run(*asked, "--user", 0, "--item", 1) == 1  # the line of names is no event
+    assert "column user: got '0', expected one of ['User_ID', 'item', 'when', 'price']: say which with --user" in capsys.readouterr().err
+    log.write_text("who,what\na,1\nb,2\n")
+    assert run(*asked, *named[:4]) == 1
+    assert "--item: got 'what', expected ids that the model knows" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["log.csv", "log.tsv"])
-def test_a_line_of_names_is_no_event_where_columns_are_positions(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    log = 'User_ID,"item",price\nu,nginx,2\n'
-    (tmp_path / name).write_text(log if name == "log.csv" else log.replace(",", "\t"))
-    asked = ["--model", SAMPLE, "--queries", tmp_path / name, "--out", tmp_path / "top.parquet", "--workers", 1]
-    assert run(*asked, "--user", 0, "--item", 1) == 1
-    assert "column user: got '0', expected one of ['User_ID', 'item', 'price']: say which with --user NAME" in capsys.readouterr().err
-    assert run(*asked, "--user", "User_ID", "--item", "item") == 0
-
-
-def test_times_in_several_units_are_refused_unless_the_file_is_in_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "log.csv").write_text("user,item,at\nu,nginx,1700000000000\nu,perl,1700000001\nv,libc6,1700000002\n")
-    asked = ["--model", SAMPLE, "--queries", tmp_path / "log.csv", "--out", tmp_path / "top.parquet", "--workers", 1, "--user", "user"]
-    assert run(*asked, "--time", "at") == 1
-    examples = "'1700000001 (seconds), 1700000000000 (milliseconds)'"
-    expected = f"log.csv: column 'at': got {examples}, expected times in one unit: convert the others, or say --time file"
-    assert f"error: {expected}" in capsys.readouterr().err
-    assert run(*asked, "--time", "file") == 0
-
-
-def test_a_log_of_a_spreadsheet_is_answered_as_training_reads_it(tmp_path: Path) -> None:
-    text = "who;what;when;price\nJosé;nginx;31.12.2024 23:59;1,5\nJosé;postgresql;01.02.2024 09:00;2\n"
-    more = ["--user", "who", "--item", "what", "--time", "when", "--m", 3, "--workers", 1, "--out", tmp_path / "top.parquet"]
-    asked = espalier.open(SAMPLE, "cpu", frame="arrow").search([["postgresql", "nginx"]], m=3).column("item").to_pylist()
-    for encoding in ("utf-16", "latin-1"):
-        (tmp_path / "log.csv").write_text(text, encoding)
-        assert run("--model", SAMPLE, "--queries", tmp_path / "log.csv", *more) == 0
-        (row,) = pq.read_table(tmp_path / "top.parquet").to_pylist()
-        assert (row["who"], row["items"]) == ("José", asked)
-
-
-def test_every_block_gets_its_own_numbers_and_filters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_block_gets_its_own_numbers_and_filters(
+    queries: Path, quick: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Blocks of the file and of the engine begin at other rows."""
     monkeypatch.setattr(module, "BLOCK", 300)
     model = espalier.open(SAMPLE, "cpu", frame="arrow")
     ids = model.bundle.items.ids_of(np.arange(700))
     sections = [("libs", "perl", "python")[i % 3] for i in range(700)]
     only = [json.dumps({"section": [section]}) for section in sections]
-    queries = pa.table({"history": [[one] for one in ids], "most": [1 + i % 7 for i in range(700)], "only": only})
-    pq.write_table(queries, tmp_path / "many.parquet")
-    asked = ["--queries", tmp_path / "many.parquet", "--out", tmp_path / "top.parquet", "--m-column", "most", "--filter-column", "only"]
-    assert run("--model", SAMPLE, "--workers", 1, "--fields", "section", "--exclude-filter", '{"section": ["perl"]}', *asked) == 0
+    pq.write_table(pa.table({"history": [[one] for one in ids], "most": [1 + i % 7 for i in range(700)], "only": only}), queries)
+    asked = [*quick, "--m-column", "most", "--filter-column", "only", "--fields", "section"]
+    assert run(*asked, "--exclude-filter", '{"section": ["perl"]}') == 0
     found = pq.read_table(tmp_path / "top.parquet")
     assert found.column_names == ["items", "scores", "section"]
     for i, row in enumerate(found.to_pylist()):
         assert row["section"] == ([] if sections[i] == "perl" else [sections[i]] * (1 + i % 7)), i
 
 
-def test_a_filter_of_all_queries_and_one_of_its_own_both_count(tmp_path: Path) -> None:
-    only = [json.dumps({"debtags": ["role::program"]}), None]
-    pq.write_table(pa.table({"history": [["perl"], ["perl"]], "only": only}), tmp_path / "two.parquet")
-    asked = ["--queries", tmp_path / "two.parquet", "--out", tmp_path / "top.parquet", "--m", 10, "--filter-column", "only", "--workers", 1]
-    assert run("--model", SAMPLE, *asked, "--filter", '{"section": ["perl", "utils"]}', "--fields", "section", "debtags") == 0
+def test_a_filter_of_all_queries_and_one_of_its_own_both_count(queries: Path, quick: list[object], tmp_path: Path) -> None:
+    only = pa.array([json.dumps({"debtags": ["role::program"]}), None], pa.string_view())  # any kind of text
+    pq.write_table(pa.table({"history": [["perl"], ["perl"]], "only": only}), queries)
+    asked = [*quick, "--m", 10, "--filter-column", "only", "--filter", '{"section": ["perl", "utils"]}']
+    assert run(*asked, "--fields", "section", "debtags") == 0
     own, other = pq.read_table(tmp_path / "top.parquet").to_pylist()
     assert {*own["section"], *other["section"]} <= {"perl", "utils"}
     assert own["items"]
@@ -114,26 +101,7 @@ def test_a_filter_of_all_queries_and_one_of_its_own_both_count(tmp_path: Path) -
     assert not all("role::program" in tags for tags in other["debtags"])
 
 
-def test_ids_of_a_text_file_are_those_that_stand_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model = espalier.open(SAMPLE, "cpu", frame="arrow")
-    (tmp_path / "log.csv").write_text("who,what\n007,perl\n7,nginx\n007,libc6\nNA,perl\n")
-    asked = ["--model", SAMPLE, "--out", tmp_path / "top.parquet", "--user", "who", "--item", "what", "--m", 3, "--workers", 1]
-    assert run(*asked, "--queries", tmp_path / "log.csv") == 0
-    rows = pq.read_table(tmp_path / "top.parquet").to_pylist()
-    assert [row["who"] for row in rows] == ["007", "7", "NA"]
-    assert rows[0]["items"] == model.search([["perl", "libc6"]], m=3).column("item").to_pylist()
-    (tmp_path / "log.tsv").write_text("007\tperl\t20\n7\tnginx\t1\n007\tlibc6\t10\nNA\tperl\t5\n")
-    positions = ["--user", 0, "--item", 1, "--time", 2]
-    assert run(*asked, "--queries", tmp_path / "log.tsv", *positions) == 0
-    by_user = {row["0"]: row["items"] for row in pq.read_table(tmp_path / "top.parquet").to_pylist()}
-    assert by_user["007"] == model.search([["libc6", "perl"]], m=3).column("item").to_pylist()
-    assert by_user.keys() == {"007", "7", "NA"}
-    (tmp_path / "unknown.csv").write_text("who,what\na,1\nb,2\n")
-    assert run(*asked, "--queries", tmp_path / "unknown.csv") == 1
-    assert "--item: got 'what', expected ids that the model knows" in capsys.readouterr().err
-
-
-def test_a_history_that_is_longer_than_the_model_reads_is_left_out_as_a_whole(tmp_path: Path) -> None:
+def test_a_history_that_is_longer_than_the_model_reads_is_left_out_as_a_whole(queries: Path, quick: list[object], tmp_path: Path) -> None:
     model = espalier.open(SAMPLE, "cpu", frame="arrow")
     kind = model.bundle.manifest.query
     assert isinstance(kind, HistoryKind)
@@ -142,70 +110,70 @@ def test_a_history_that_is_longer_than_the_model_reads_is_left_out_as_a_whole(tm
     answer = model.search([long], m=20, exclude_seen=True).column("item").to_pylist()
     assert len(answer) == 20
     assert not {*found, "perl"} & {*answer}
-    pq.write_table(pa.table({"history": [long]}), tmp_path / "one.parquet")
-    asked = ["--queries", tmp_path / "one.parquet", "--out", tmp_path / "top.parquet", "--exclude-seen", "--m", 20, "--workers", 1]
-    assert run("--model", SAMPLE, *asked) == 0
+    pq.write_table(pa.table({"history": [long]}), queries)
+    assert run(*quick, "--exclude-seen", "--m", 20) == 0
     assert pq.read_table(tmp_path / "top.parquet").to_pylist()[0]["items"] == answer
 
 
-def test_no_query_gives_a_file_with_the_same_columns(queries: Path, tmp_path: Path) -> None:
-    out, empty = tmp_path / "top.parquet", tmp_path / "empty.parquet"
-    pq.write_table(pq.read_table(queries).slice(0, 0), empty)
-    for file in (queries, empty):
-        assert run("--model", SAMPLE, "--queries", file, "--out", out, "--fields", "title", "--workers", 1) == 0
-        table = pq.read_table(out)
-        assert table.column_names == ["user", "most", "only", "items", "scores", "title"]
-    assert len(table) == 0
+def test_no_query_gives_a_file_with_the_same_columns(queries: Path, quick: list[object], tmp_path: Path) -> None:
+    pq.write_table(pq.read_table(queries).slice(0, 0), queries)
+    assert run(*quick, "--fields", "title") == 0
+    table = pq.read_table(tmp_path / "top.parquet")
+    assert (table.column_names, len(table)) == (["user", "most", "only", "items", "scores", "title"], 0)
 
 
-def test_parts_of_another_input_or_of_other_options_are_not_taken(queries: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = ["--model", SAMPLE, "--queries", queries, "--out", tmp_path / "top.parquet", "--workers", 1]
+@pytest.fixture
+def interrupted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """A run that is killed before it joins what it has answered."""
 
-    def interrupted(*arguments: object) -> None:
+    def killed(*arguments: object) -> None:
         with monkeypatch.context() as patch:
             patch.setattr(module, "_join_blocks", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
             with pytest.raises(KeyboardInterrupt):
                 run(*arguments)
 
-    interrupted(*asked, "--m", 2)
-    assert run(*asked, "--m", 3) == 0
+    return killed
+
+
+def test_parts_of_another_input_or_of_other_options_are_not_taken(
+    queries: Path, quick: list[object], tmp_path: Path, interrupted: Callable[..., None]
+) -> None:
+    interrupted(*quick, "--m", 2)
+    assert run(*quick, "--m", 3) == 0
     assert [len(row["items"]) for row in pq.read_table(tmp_path / "top.parquet").to_pylist()] == [3] * 5
-    interrupted(*asked, "--m", 2)
+    interrupted(*quick, "--m", 2)
     pq.write_table(pq.read_table(queries).slice(1), queries)
-    assert run(*asked, "--m", 2) == 0
+    assert run(*quick, "--m", 2) == 0
     assert pq.read_table(tmp_path / "top.parquet").column("user").to_pylist() == list("bcde")
 
 
-def test_a_killed_run_goes_on_with_its_parts(queries: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_run_goes_on_with_its_parts(
+    quick: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interrupted: Callable[..., None]
+) -> None:
     monkeypatch.setattr(module, "BLOCK", 2)
-    arguments = ["--model", SAMPLE, "--queries", queries, "--out", tmp_path / "top.parquet", "--m", 3, "--workers", 1]
-    with monkeypatch.context() as patch:
-        patch.setattr(module, "_join_blocks", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            run(*arguments)
+    interrupted(*quick, "--m", 3)
     parts = tmp_path / ".top.parquet.parts"
     assert len([*parts.glob("*.parquet")]) == 3
     answers = {"items": [["a"], ["b"]], "scores": pa.array([[1.0], [1.0]], pa.list_(pa.float32()))}
     marked = pa.table({"user": ["kept", "kept"], "most": [1, 2], "only": [None, "x"]} | answers)
     pq.write_table(marked, parts / "00000000.parquet")
     (parts / "00000001.parquet").unlink()
-    assert run(*arguments) == 0
+    assert run(*quick, "--m", 3) == 0
     found = pq.read_table(tmp_path / "top.parquet")
     assert found.column("user").to_pylist() == ["kept", "kept", "c", "d", "e"]  # the first part was not asked again, the second was
     assert not parts.exists()
 
 
-def test_two_runs_do_not_write_one_file(queries: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["--model", SAMPLE, "--queries", queries, "--out", tmp_path / "top.parquet", "--workers", 1]
+def test_two_runs_do_not_write_one_file(quick: list[object], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / ".top.parquet.parts").mkdir()
     with file_lock(tmp_path / ".top.parquet.parts"):
-        assert run(*asked) == 1
+        assert run(*quick) == 1
     assert "expected a file that no other run is writing now" in capsys.readouterr().err
     assert not (tmp_path / "top.parquet").exists()
-    assert run(*asked) == 0
+    assert run(*quick) == 0
 
 
-def test_few_blocks_wait_at_a_time(queries: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_blocks_wait_at_a_time(quick: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
     waiting, most = 0, 0
 
     class Pool(module._ThisProcess):
@@ -232,46 +200,48 @@ def test_few_blocks_wait_at_a_time(queries: Path, tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(module, "BLOCK", 1)
     for workers, waiting_at_most in ((1, 1), (2, 2 * module.AHEAD + 1)):
         most = 0
-        assert run("--model", SAMPLE, "--queries", queries, "--out", tmp_path / "top.parquet", "--workers", workers) == 0
+        assert run(*quick, "--workers", workers) == 0
         assert most == waiting_at_most
 
 
-def test_several_processes_answer_as_one_does(queries: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_processes_answer_as_one_does(
+    queries: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """And they say what is wrong with a query."""
-    assert len(HISTORIES) * 1000 > module.BLOCK
-    pq.write_table(pa.table({"history": HISTORIES * 1000, "most": [1, 2, 3, 4, 5] * 1000}), queries)
+    monkeypatch.setattr(module, "BLOCK", 2)
     asked = ["--model", SAMPLE, "--queries", queries, "--fields", "title", "--out"]
     for workers in (1, 2):
         assert run(*asked, tmp_path / f"by-{workers}.parquet", "--workers", workers) == 0
     assert pq.read_table(tmp_path / "by-1.parquet") == pq.read_table(tmp_path / "by-2.parquet")
-    pq.write_table(pa.table({"history": [*HISTORIES * 1000, None]}), queries)
+    pq.write_table(pa.table({"history": [*HISTORIES, None]}), queries)
     assert run(*asked, tmp_path / "none.parquet", "--workers", 2) == 1
-    assert "error: history[5000]: got null, expected a history" in capsys.readouterr().err
+    assert "error: history[5]: got null, expected a history" in capsys.readouterr().err
     assert not (tmp_path / "none.parquet").exists()
 
 
 def test_what_is_wrong_is_said_with_its_row_in_the_file(
-    queries: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    queries: Path, quick: list[object], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of a column of categories Arrow reads smaller blocks at the end of a row group."""
     monkeypatch.setattr(module, "BLOCK", 4)
-    kinds = pa.array(["a", "b"] * 5).dictionary_encode()
-    asked = ["--model", SAMPLE, "--queries", queries, "--out", tmp_path / "top.parquet", "--workers", 1, "--filter-column", "only"]
-    table = pa.table({"kind": kinds, "history": [["perl"]] * 10, "only": pa.array([None] * 10, pa.string())})
+    columns = {"kind": pa.array(["a", "b"] * 5).dictionary_encode(), "history": pa.array([["perl"]] * 10)}
+    columns |= {"only": pa.array([None] * 10, pa.string()), "most": pa.array([1] * 10, pa.uint64())}
     for column, value, said in (
-        ("history", None, "error: history[7]: got null, expected a history"),
-        ("only", '{"nope": ["x"]}', "error: only[7]: filter.nope: got 'nope', expected"),
+        ("history", None, "history[7]: got null, expected a history"),
+        ("only", "{", "only[7]: got '{', expected JSON"),
+        ("only", '{"nope": ["x"]}', "only[7]: filter.nope: got 'nope', expected"),
+        ("most", 0, "most[7]: got 0, expected 1 to 1000"),
+        ("most", 2**64 - 1, "most[7]: got 18446744073709551615, expected 1 to 1000"),
     ):
-        wrong = pa.array([*table[column].to_pylist()[:7], value, *table[column].to_pylist()[8:]], table[column].type)
-        pq.write_table(table.set_column(table.schema.get_field_index(column), column, wrong), queries, row_group_size=3)
-        assert run(*asked) == 1
-        assert said in capsys.readouterr().err
-    rng = np.random.default_rng(0)
-    espalier.XRLinear().fit(rng.random((40, 5)), rng.random((40, 3)) < 0.5).save(tmp_path / "labels/1")
-    features = [{"indices": [0], "values": [1.0]}] * 9 + [{"indices": [99], "values": [1.0]}]
-    pq.write_table(pa.table({"features": features}), queries)
-    assert run("--model", tmp_path / "labels", *asked[2:-2]) == 1
-    assert "error: features[9].indices: got 99" in capsys.readouterr().err
+        cells = columns[column].to_pylist()
+        wrong = pa.array([*cells[:7], value, *cells[8:]], columns[column].type)
+        pq.write_table(pa.table(columns | {column: wrong}), queries, row_group_size=3)
+        assert run(*quick, "--filter-column", "only", "--m-column", "most") == 1
+        assert f"error: {said}" in capsys.readouterr().err
+    repeated = pa.Table.from_arrays([columns["history"], columns["most"], columns["most"]], ["history", "user", "user"])
+    pq.write_table(repeated, queries)
+    assert run(*quick) == 1
+    assert "error: --queries: got 'user', expected each column once" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -297,12 +267,11 @@ def test_what_is_wrong_is_said_with_its_row_in_the_file(
     ],
 )
 def test_what_is_wrong_is_said_and_nothing_is_written(
-    queries: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+    quick: list[object], tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
 ) -> None:
-    out = tmp_path / "top.parquet"
-    assert run("--model", SAMPLE, "--queries", queries, "--out", out, "--workers", 1, *arguments) == 1
+    assert run(*quick, *arguments) == 1
     assert said in capsys.readouterr().err
-    assert not out.exists()
+    assert not (tmp_path / "top.parquet").exists()
 
 
 def test_no_file_that_is_read_or_written_otherwise_is_replaced(queries: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -318,44 +287,18 @@ def test_no_file_that_is_read_or_written_otherwise_is_replaced(queries: Path, tm
     assert (queries.read_bytes(), new.exists()) == (content, False)
 
 
-def test_what_is_wrong_with_a_query_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    table = pa.table({"history": [["nginx"], None], "most": [1, 0], "only": [None, "{"]})
-    pq.write_table(table, tmp_path / "users.parquet")
-    asked = ["--model", SAMPLE, "--queries", tmp_path / "users.parquet", "--out", tmp_path / "top.parquet", "--workers", 1]
-    assert run(*asked) == 1
-    pq.write_table(table.set_column(0, "history", pa.array([["nginx"], ["perl"]])), tmp_path / "users.parquet")
-    assert run(*asked, "--m-column", "most") == 1
-    assert run(*asked, "--filter-column", "only") == 1
-    said = capsys.readouterr().err
-    for wrong in ("history[1]: got null, expected a history", "most[1]: got 0, expected 1 to 1000", "only[1]: got '{', expected JSON"):
-        assert f"error: {wrong}" in said
-    large = pa.table({"history": [["nginx"], ["perl"]], "most": pa.array([1, 2**64 - 1], pa.uint64())})
-    pq.write_table(large, tmp_path / "users.parquet")
-    assert run(*asked, "--m-column", "most") == 1
-    assert "error: most[1]: got 18446744073709551615, expected 1 to 1000" in capsys.readouterr().err
-    repeated = pa.Table.from_arrays([large["history"], large["most"], large["most"]], ["history", "user", "user"])
-    pq.write_table(repeated, tmp_path / "users.parquet")
-    assert run(*asked) == 1
-    assert "error: --queries: got 'user', expected each column once" in capsys.readouterr().err
-
-
-def test_a_filter_may_be_any_kind_of_text(tmp_path: Path) -> None:
-    only = pa.array(['{"section": ["perl"]}'], pa.string_view())
-    pq.write_table(pa.table({"history": [["perl"]], "only": only}), tmp_path / "one.parquet")
-    asked = ["--queries", tmp_path / "one.parquet", "--out", tmp_path / "top.parquet", "--workers", 1, "--fields", "section"]
-    assert run("--model", SAMPLE, *asked, "--filter-column", "only") == 0
-    assert {*pq.read_table(tmp_path / "top.parquet")["section"][0].as_py()} == {"perl"}
-
-
-def test_a_null_among_the_items_of_a_history_is_no_item() -> None:
-    log = pa.table({"user": [f"u{k % 20}" for k in range(60)], "item": [("None", "a", "b")[k % 3] for k in range(60)]})
-    model = espalier.fit(log, user="user", item="item", kind="neighbours")
-    assert set(model.search([[None]], m=3, exclude_seen=True)["item"].to_pylist()) == {"None", "a", "b"}
+@pytest.fixture(scope="module")
+def labels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of features."""
+    rng, folder = np.random.default_rng(0), tmp_path_factory.mktemp("models") / "labels" / "1"
+    espalier.XRLinear().fit(rng.random((40, 5)), rng.random((40, 3)) < 0.5).save(folder)
+    return folder
 
 
 @pytest.mark.parametrize(
-    ("queries", "said"),
+    ("cells", "said"),
     [
+        ([{"indices": [0], "values": [1.0]}] * 9 + [{"indices": [99], "values": [1.0]}], "features[9].indices: got 99"),
         (["a", "b"], "--column: got 'features: string', expected a column of structs of indices"),
         ([{"indices": [0.5], "values": [1.0]}], "--column: got 'features: struct<indices: list<element: double>"),
         (
@@ -365,23 +308,41 @@ def test_a_null_among_the_items_of_a_history_is_no_item() -> None:
         ([{"indices": [0, None], "values": [1.0, 2.0]}], "features[0]: got ([0, None], [1.0, 2.0]), expected a features query"),
     ],
 )
-def test_queries_of_features_are_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str], queries: list[Any], said: str) -> None:
-    rng = np.random.default_rng(0)
-    espalier.XRLinear().fit(rng.random((40, 5)), rng.random((40, 3)) < 0.5).save(tmp_path / "labels/1")
-    pq.write_table(pa.table({"features": queries}), tmp_path / "queries.parquet")
-    asked = ["--model", tmp_path / "labels", "--queries", tmp_path / "queries.parquet", "--out", tmp_path / "top.parquet"]
-    assert run(*asked, "--workers", 1) == 1
+def test_queries_of_features_are_checked(
+    queries: Path,
+    quick: list[object],
+    labels: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    cells: Any,
+    said: str,
+) -> None:
+    monkeypatch.setattr(module, "BLOCK", 4)
+    pq.write_table(pa.table({"features": cells}), queries)
+    assert run(*quick, "--model", labels) == 1
     assert f"error: {said}" in capsys.readouterr().err
 
 
-def test_fields_called_as_the_answers_are_refused(tmp_path: Path, queries: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    log = pa.table({"user": [f"u{k % 20}" for k in range(80)], "item": [f"i{k // 10}" for k in range(80)]})
-    items = pa.table({"id": [f"i{k}" for k in range(8)], "score": range(8), "items": range(8)})
-    model = espalier.fit(log, user="user", item="item", items=items, kind="neighbours")
+@pytest.fixture(scope="module")
+def odd_names() -> Model:
+    """Of items one of which is called None, with fields called as the answers are."""
+    ids = ["None", *(f"i{k}" for k in range(7))]
+    log = pa.table({"user": [f"u{k % 20}" for k in range(80)], "item": [ids[k // 10] for k in range(80)]})
+    items = pa.table({"id": ids, "score": range(8), "items": range(8)})
+    return espalier.fit(log, user="user", item="item", items=items, kind="neighbours")
+
+
+def test_a_null_among_the_items_of_a_history_is_no_item(odd_names: Model) -> None:
+    assert "None" in odd_names.search([[None]], m=8, exclude_seen=True)["item"].to_pylist()
+
+
+def test_fields_called_as_the_answers_are_refused(
+    odd_names: Model, quick: list[object], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(InvalidQuery, match=r"fields: got 'score', expected no columns query, rank, item, score"):
-        model.search([["i1"]], fields=["items", "score"])
-    model.save(tmp_path / "shop/1")
-    asked = ["--model", tmp_path / "shop", "--queries", queries, "--out", tmp_path / "top.parquet", "--workers", 1, "--fields"]
+        odd_names.search([["i1"]], fields=["items", "score"])
+    odd_names.save(tmp_path / "shop/1")
+    asked = [*quick, "--model", tmp_path / "shop", "--fields"]
     assert run(*asked, "items") == 1
     assert "error: --fields: got 'items', expected no columns items, scores" in capsys.readouterr().err
     assert run(*asked, "score") == 0

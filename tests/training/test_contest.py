@@ -287,65 +287,57 @@ def test_a_tree_that_finds_more_pays() -> None:
     assert pays == ("The tree pays (recipe: 10.0 min to train, 2.0 MB, 1 ms a query; neighbours: 10 s to train, 2.0 MB, 1 ms a query).")
 
 
+LESS, NO_MORE, MORE = "The tree finds less than neighbours", "The tree finds no more than neighbours", "The tree finds more than neighbours"
+OPEN, USE, PAYS = "The queries do not tell whether the tree finds more", "Use neighbours (", "The tree pays ("
+LUCKY = replace(EASE, figure=0.295, validation=0.2)
+QUICK, SLOW = replace(TREE, figure=0.279, ms=0.3), replace(NEIGHBOURS, ms=5.0)
+BESIDE = "The tree pays only beside another method: the tree and neighbours, fused, find +0.0300 (95 %"
+
+
+def found(figure: float) -> Contestant:
+    return replace(TREE, figure=figure)
+
+
 @pytest.mark.parametrize(
-    ("figure", "error", "found", "pays"),
+    ("tree", "others", "given", "finding", "pays"),
     [
-        (0.26, 0.002, "The tree finds less than neighbours", "Use neighbours ("),
-        (0.282, 0.002, "The tree finds no more than neighbours", "Use neighbours ("),
-        (0.285, 0.02, "The queries do not tell whether the tree finds more than neighbours", "Undecided with 1,000 queries: "),
-        (0.285, 0.001, "The tree finds more than neighbours", "Use neighbours unless so little more is worth the cost ("),
+        (found(0.26), [NEIGHBOURS, EASE], {}, LESS, USE),
+        (found(0.282), [NEIGHBOURS, EASE], {}, NO_MORE, USE),
+        (found(0.285), [NEIGHBOURS, EASE], {"error": 0.02}, OPEN, "Undecided with 1,000 queries: "),
+        (found(0.285), [NEIGHBOURS, EASE], {"error": 0.001}, MORE, "Use neighbours unless so little more is worth the cost ("),
+        # a handful of queries
+        *((found(figure), [NEIGHBOURS], {"queries": MIN_QUERIES - 1}, OPEN, "Undecided: 29 queries are too few") for figure in (0.1, 0.9)),
+        (found(0.9), [NEIGHBOURS], {"queries": MIN_QUERIES}, MORE, PAYS),
+        # fused with another method
+        *((found(figure), [NEIGHBOURS, fused(0.31, "recipe", "neighbours")], {}, "The tree", BESIDE) for figure in (0.26, 0.28)),
+        (found(0.26), [NEIGHBOURS, fused(0.285, "recipe", "neighbours")], {"error": 0.001}, LESS, USE),
+        (found(0.26), [NEIGHBOURS, fused(0.3, "recipe", "neighbours")], {"error": 0.011}, NO_MORE, USE),  # it may as well find less
+        (
+            found(0.26),
+            [NEIGHBOURS, fused(0.31, "ease", "neighbours")],
+            {},
+            "The tree finds less",
+            "Use fusion:ease:neighbours (",
+        ),  # without a tree
+        (TREE, [NEIGHBOURS, fused(0.33, "recipe", "neighbours")], {}, MORE, "The tree pays, and the tree and neighbours, fused, find more"),
+        (TREE, [NEIGHBOURS, fused(0.301, "recipe", "neighbours")], {}, MORE, PAYS),
+        # validation chose another baseline than the one that finds most
+        (TREE, [NEIGHBOURS, LUCKY], {}, MORE, PAYS),
+        (TREE, [NEIGHBOURS, replace(LUCKY, figure=0.299)], {}, MORE, "Undecided: ease, which validation did not choose, may find as much"),
+        # less time for as much, which less is not, however little
+        (QUICK, [SLOW], {}, NO_MORE, "The tree pays by its speed: it finds as much in less time (recipe: "),
+        (QUICK, [SLOW, replace(EASE, figure=0.279, ms=0.4)], {}, NO_MORE, USE),
+        *((replace(QUICK, figure=figure), [SLOW], {}, LESS, USE) for figure in (0.26, 0.27)),
     ],
 )
-def test_a_tree_that_finds_less_as_much_or_little_more_is_not_said_to_pay(figure: float, error: float, found: str, pays: str) -> None:
-    sentences = judged(replace(TREE, figure=figure), NEIGHBOURS, EASE, error=error)
-    assert sentences[0].startswith(found)
+def test_the_verdict_follows_from_differences_intervals_and_times(
+    tree: Contestant, others: list[Contestant], given: dict[str, Any], finding: str, pays: str
+) -> None:
+    sentences = judged(tree, *others, **given)
+    assert sentences[0].startswith(finding)
     assert sentences[1].startswith(pays)
-    assert ("`fit --kind neighbours`" in sentences[1]) == pays.startswith("Use")
-
-
-@pytest.mark.parametrize("figure", [0.1, 0.28, 0.9])
-def test_a_handful_of_queries_decides_nothing(figure: float) -> None:
-    found, pays = judged(replace(TREE, figure=figure), NEIGHBOURS, queries=MIN_QUERIES - 1)
-    assert found.startswith("The queries do not tell")
-    assert pays.startswith("Undecided: 29 queries are too few")
-    assert not judged(replace(TREE, figure=figure), NEIGHBOURS, queries=MIN_QUERIES)[1].startswith("Undecided:")
-
-
-@pytest.mark.parametrize("figure", [0.26, 0.28])
-def test_a_tree_may_pay_beside_neighbours_alone(figure: float) -> None:
-    pays = judged(replace(TREE, figure=figure), NEIGHBOURS, fused(0.31, "recipe", "neighbours"))[1]
-    assert pays.startswith("The tree pays only beside another method: the tree and neighbours, fused, find +0.0300 (95 %")
-    assert "; fused: 10 s to train, 2.0 MB, 2 ms a query)" in pays
-    little = judged(replace(TREE, figure=figure), NEIGHBOURS, fused(0.285, "recipe", "neighbours"), error=0.001)[1]
-    assert little.startswith("Use neighbours (")
-    unsure = judged(replace(TREE, figure=figure), NEIGHBOURS, fused(0.30, "recipe", "neighbours"), error=0.011)[1]
-    assert "fused" not in unsure, "the fusion may as well find less"
-    without_tree = judged(replace(TREE, figure=figure), NEIGHBOURS, fused(0.31, "ease", "neighbours"))[1]
-    assert without_tree.startswith("Use fusion:ease:neighbours ("), "what is to be had without a tree"
-
-
-def test_a_fusion_that_adds_to_a_paying_tree_is_named() -> None:
-    pays = judged(TREE, NEIGHBOURS, fused(0.33, "recipe", "neighbours"))[1]
-    assert pays.startswith("The tree pays, and the tree and neighbours, fused, find more still (")
-    assert "fused" not in judged(TREE, NEIGHBOURS, fused(0.301, "recipe", "neighbours"))[1]
-
-
-def test_the_best_baseline_is_the_one_that_validation_chose() -> None:
-    lucky = replace(EASE, figure=0.295, validation=0.2)
-    found, pays = judged(TREE, NEIGHBOURS, lucky)
-    assert "than neighbours" in found
-    assert pays.startswith("The tree pays")
-    luckier = replace(EASE, figure=0.299, validation=0.2)
-    assert judged(TREE, NEIGHBOURS, luckier)[1].startswith("Undecided: ease, which validation did not choose, may find as much")
-
-
-def test_a_tree_that_finds_as_much_in_less_time_pays_by_its_speed() -> None:
-    level, slow = replace(TREE, figure=0.279, ms=0.3), replace(NEIGHBOURS, ms=5.0)
-    assert judged(level, slow)[1].startswith("The tree pays by its speed: it finds as much in less time (recipe: ")
-    quick_rival = replace(EASE, figure=0.279, ms=0.4)
-    assert judged(level, slow, quick_rival)[1].startswith("Use neighbours (")
-    assert judged(replace(level, figure=0.26), slow)[1].startswith("Use neighbours ("), "less is not as much"
-    assert judged(replace(level, figure=0.27), slow)[1].startswith("Use neighbours ("), "nor is surely less, however little"
+    assert ("`fit --kind neighbours`" in sentences[1]) == pays.startswith("Use neighbours")
+    assert ("; fused: 10 s to train, 2.0 MB, 2 ms a query)" in sentences[1]) == (pays == BESIDE)
 
 
 def in_metrics(tree_ms: float = 1.0, error: float = 0.002, queries: int = 1000, **figures: tuple[float, ...]) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +21,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 import training.deep.fit as fit_module
 import training.deep.ranking as ranking_module
 import training.deep.validation as validation_module
-from espalier.bundle import Bundle, find_versions
+from espalier.bundle import Bundle
 from espalier.engines import open_engine
 from espalier.engines.reference import ReferenceEngine
 from espalier.errors import BundleCorrupt, InvalidConfig
@@ -32,7 +32,6 @@ from espalier.metrics import precision_recall_f
 from espalier.node_rows import rounded
 from espalier.queries import HistoryKind, pad_histories
 from espalier.search import SearchParams
-from espalier.tree import Tree
 from tests.espalier.test_signature import replay
 from tests.pictures import Pictures
 from tests.training.commands import command, written_toml
@@ -222,39 +221,6 @@ def test_few_validation_users_choose_no_weights_and_a_deadline_between_two_check
     assert_array_equal(kept[1], kept[0])
 
 
-def test_a_checkpoint_that_was_cut_off_is_not_taken(short: Begun, tmp_path: Path) -> None:
-    """Killed while the checkpoint of step 10 is written; that of step 5 stays."""
-    save = torch.save
-
-    def torn(state: dict[str, Any], stream: BinaryIO) -> None:
-        save(state, stream)
-        if state["progress"]["step"] == 10:
-            stream.truncate(100)
-            raise KeyboardInterrupt
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch, "save", torn)
-        with pytest.raises(KeyboardInterrupt):
-            short.fit(tmp_path / "work")
-    whole, resumed = short.fit(tmp_path / "whole"), short.fit(tmp_path / "work", resume=True)
-    assert_array_equal(weights(resumed)["node_rows"], weights(whole)["node_rows"])
-
-
-def test_a_run_that_goes_on_has_the_tree_that_it_began_with(short: Begun, tmp_path: Path) -> None:
-    """Another processor would round another one."""
-    file, swapped = tmp_path / "tree.npz", short.tree.leaf_item.copy()
-    swapped[[0, 1]] = swapped[[1, 0]]
-    other = Tree(short.tree.level_offset, short.tree.first_child, swapped)
-    begun = stored_tree(file, lambda: short.tree, resume=True)
-    assert begun is short.tree, "there was none to go on from"
-    assert_array_equal(stored_tree(file, lambda: other, resume=True).leaf_item, short.tree.leaf_item)
-    assert stored_tree(file, lambda: other, resume=False) is other
-    assert_array_equal(stored_tree(file, lambda: short.tree, resume=True).leaf_item, swapped)
-    file.write_bytes(file.read_bytes()[:100])
-    with pytest.raises(InvalidConfig, match=r"--resume: .*tree\.npz.* a readable tree \(BadZipFile\)"):
-        stored_tree(file, lambda: other, resume=True)
-
-
 def test_a_run_that_goes_on_refuses_changed_inputs(short: Begun, tmp_path: Path) -> None:
     """Fields of items and queries of a test are inputs, even if the log and the ids are the same."""
     items, test = tmp_path / "items.csv", tmp_path / "test.csv"
@@ -334,29 +300,21 @@ def test_validated_weights_are_averages_over_steps(short: Begun, tmp_path: Path,
     assert_allclose(kept["node_rows"], expected, atol=1e-5)
 
 
-def test_a_warm_start_trains_tdm_first() -> None:
-    objective = {"beam_size": 40, "warm_start": 0.25, "negatives": 30}
-    config = deep_config({"kind": "otm", "name": "x", "data": {"log": "x"}, "optimiser": {"steps": 100}, "objective": objective})
-    stages = [fit_module.stage(config, step) for step in range(100)]
-    assert stages[:25] == [("tdm", TdmObjective(negatives=30))] * 25
-    assert stages[25:] == [("otm", config.objective)] * 75
-
-
 def test_a_batch_that_the_processes_cannot_share_alike_is_refused(short: Begun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fit_module, "processes", lambda: 7)
     with pytest.raises(InvalidConfig, match=r"optimiser\.batch: .*60.*a multiple of the 7 processes"):
         short.fit(tmp_path / "work")
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_loss_that_is_not_finite_ends_the_run(short: Begun, tmp_path: Path, value: float) -> None:
-    def broken(model: NodeScorer, *_: Any) -> torch.Tensor:
-        return lookup(torch.tensor([0]), model.table).sum() * value
+def test_a_loss_that_is_not_finite_ends_the_run(short: Begun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is named with its step, the first after the warm start."""
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(fit_module.LOSSES, "otm", broken)
-        with pytest.raises(FloatingPointError, match=r"step 12: the loss is .*; lower optimiser\.learning_rate"):
-            short.fit(tmp_path / "work")
+    def broken(model: NodeScorer, *_: Any) -> torch.Tensor:
+        return lookup(torch.tensor([0]), model.table).sum() * float("inf")
+
+    monkeypatch.setitem(fit_module.LOSSES, "otm", broken)
+    with pytest.raises(FloatingPointError, match=r"step 12: the loss is .*; lower optimiser\.learning_rate"):
+        short.fit(tmp_path / "work")
 
 
 def test_a_model_that_is_not_finite_does_not_pass_the_parity_check(short: Begun) -> None:
@@ -450,43 +408,16 @@ def test_the_compiled_search_of_validation_finds_what_the_torch_one_finds(traine
 # -- commands -------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Fit:
-    """What a fit was given."""
-
-    config: Path
-    out: Path
-
-
-@pytest.fixture(scope="module")
-def shop_fit(log: Path, tmp_path_factory: pytest.TempPathFactory) -> Fit:
-    """A fit of a few steps."""
-    folder = tmp_path_factory.mktemp("fit")
-    out = folder / "models" / "shop" / "2"
-    config = written_toml(folder / "planted.toml", settings(log, "tdm", optimiser={"steps": 40}))
-    fitted = command("fit", "--config", config, "--out", out, "--device", "cpu")
-    assert (fitted.status, fitted.err.count("error")) == (0, 0)
-    return Fit(config, out)
-
-
-def test_a_fit_leaves_a_version_and_nothing_else_and_is_never_overwritten(shop_fit: Fit) -> None:
-    assert find_versions(shop_fit.out.parents[1]) == {"shop": (2,)}
-    assert [file.name for file in shop_fit.out.parent.iterdir()] == ["2"]  # nothing left of the work
-    assert Bundle.open(shop_fit.out).manifest.name == "shop"
-    before = shop_fit.out.stat().st_mtime_ns
-    refused = command("fit", "--config", shop_fit.config, "--out", shop_fit.out)
-    assert (refused.status, shop_fit.out.stat().st_mtime_ns) == (1, before)
-    assert "never overwritten" in refused.err
-
-
-def test_evaluate_and_inspect_show_what_was_fitted(shop_fit: Fit, log: Path, tmp_path: Path, pictures: Pictures) -> None:
-    out = shop_fit.out
+def test_evaluate_and_inspect_show_what_was_fitted(
+    trained: Callable[[str], Trained], log: Path, tmp_path: Path, pictures: Pictures
+) -> None:
+    out = trained("tdm").bundle.path
     report, plot = tmp_path / "report.json", tmp_path / "plot.png"
     options = ("--beam", "4,16", "--m", "5,10", "--batch", 8, "--exclude-seen", "--json", report, "--plot", plot)
     assert command("evaluate", "--model", out, *options).status == 0
     written = json.loads(report.read_text())
     assert written.keys() - {"version"} == {"model", "engine", "arithmetic", "queries", "rows", "warnings"}
-    assert (written["model"], written["engine"], written["queries"]) == ("shop", "compiled-cpu", 30)
+    assert (written["model"], written["engine"], written["queries"]) == ("planted", "compiled-cpu", 30)
     assert [(row["beam_size"], row["m"], row["batch"]) for row in written["rows"]] == [(4, 5, 8), (4, 10, 8), (16, 5, 8), (16, 10, 8)]
     for row in written["rows"]:
         against = {"recall_against"} if row["beam_size"] == 16 else set()
@@ -499,11 +430,11 @@ def test_evaluate_and_inspect_show_what_was_fitted(shop_fit: Fit, log: Path, tmp
     }
 
     again = command("evaluate", "--model", out, "--data", log, "--beam", "16", "--m", "10", "--exclude-seen", "--engine", "reference")
-    assert "shop version 2 on reference, 30 queries, seen items excluded" in again.out
+    assert "planted version 3 on reference, 30 queries, seen items excluded" in again.out
     assert f"{written['rows'][3]['recall']:.4f}" in again.out  # the held-out queries are all 30 test users
 
     shown = command("inspect", "--model", out)
-    assert "shop version 2: tdm" in shown.out
+    assert "planted version 3: tdm" in shown.out
     assert f"tree: {CLUSTERS * SIZE} items, 255 nodes, 8 levels" in shown.out
     assert shown.out.count("item-") > 10
 
@@ -513,9 +444,7 @@ def test_evaluate_and_inspect_show_what_was_fitted(shop_fit: Fit, log: Path, tmp
     [
         ({"optimiser": {"steps": 0}}, {}, "optimiser.steps: got 0, expected"),
         ({"data": {"log": "nowhere.csv"}}, {}, "log: got 'nowhere.csv', expected a file that exists"),
-        ({}, {"--out": "planted/one"}, "--out: got"),
-        ({}, {"--out": "planted/0"}, "--out: got"),
-        ({}, {"--out": "planted/01"}, "--out: got"),
+        *(({}, {"--out": f"planted/{version}"}, "--out: got") for version in ("one", "0", "01")),
         ({}, {"--out": "Bad Name/1"}, "--out: got 'Bad Name', expected a model name"),
         ({}, {"--config": "none.toml"}, "--config: got"),
     ],
@@ -542,8 +471,8 @@ def test_a_bad_option_or_key_of_a_fit_is_named(
         ("--data", "nowhere.csv", "log: got"),
     ],
 )
-def test_a_bad_option_of_evaluate_is_named(shop_fit: Fit, option: str, value: str, message: str) -> None:
-    given = {"--model": shop_fit.out, "--beam": "4", "--m": "5"} | {option: value}
+def test_a_bad_option_of_evaluate_is_named(trained: Callable[[str], Trained], option: str, value: str, message: str) -> None:
+    given = {"--model": trained("tdm").bundle.path, "--beam": "4", "--m": "5"} | {option: value}
     outcome = command("evaluate", *(part for pair in given.items() for part in pair))
     assert outcome.status == 1
     assert f"error: {message}" in outcome.err
@@ -556,10 +485,9 @@ RANKING = Ranking(own="logit", gamma=0.0)
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, ...]:
+def made(log: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, ...]:
     """Configuration, data, tree and the first rows of a model."""
-    folder = tmp_path_factory.mktemp("stored")
-    run = begun(settings(planted_log(folder), "tdm", scorer={"kind": "product", "hidden": [4]}), folder)
+    run = begun(settings(log, "tdm", scorer={"kind": "product", "hidden": [4]}), tmp_path_factory.mktemp("stored"))
     return run.config, run.prepared, run.tree, run.model.eval(), run.model.node_rows.detach().clone()
 
 

@@ -219,11 +219,6 @@ def content_raw(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     }
 
 
-@pytest.fixture(scope="module")
-def with_content(content_raw: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    return exported(content_raw, tmp_path_factory.mktemp("models") / "with" / "1")
-
-
 def content_rows_of(run: Begun) -> np.ndarray:
     """float64[I, D]: c · W."""
     assert run.model.content_table is not None
@@ -308,8 +303,9 @@ def test_a_step_counts_the_gradient_of_the_content_table_in_its_norm(
     assert float(torch.stack([gradient.norm() for gradient in gradients]).norm()) == pytest.approx(1, rel=1e-3)
 
 
-def test_training_goes_on_from_a_bundle_with_content(content_raw: dict[str, Any], with_content: Bundle, tmp_path: Path) -> None:
+def test_training_goes_on_from_a_bundle_with_content(content_raw: dict[str, Any], tmp_path: Path) -> None:
     """Its rows are where it starts; a new W is fitted to those of touched items."""
+    with_content = exported(content_raw | {"optimiser": content_raw["optimiser"] | {"steps": 20}}, tmp_path / "models" / "with" / "1")
     earlier = content_raw | {"earlier_model": str(with_content.path)}
     run = begun(earlier, tmp_path / "log", tree={"kind": "earlier"}, scorer={"init": "earlier"})
     rows_ID = run.model.node_rows.detach().numpy()[run.tree.leaf_of_item]
@@ -427,11 +423,9 @@ def knows_new_items(bundle: Bundle) -> bool:
     return bool(np.mean([row[1] in own for row, own in zip(rows.values(), found, strict=True)]) > 0.5)
 
 
-@pytest.mark.parametrize("kind", ["otm-sequence", "neighbours"])
-def test_what_validation_asked_for_is_learned_once_all_is_chosen(kind: str, tmp_path: Path) -> None:
-    raw = settings(turned(tmp_path), scorer={"init": "embeddings"})
-    if kind == "neighbours":
-        raw = {name: raw[name] for name in ("name", "data", "search")} | {"kind": kind}
+def test_what_validation_asked_for_is_learned_once_all_is_chosen(tmp_path: Path) -> None:
+    plain = settings(turned(tmp_path))
+    raw = {name: plain[name] for name in ("name", "data", "search")} | {"kind": "neighbours"}
     bundles = {refit: exported(raw | {"refit": refit}, tmp_path / f"{refit}" / "planted" / "1") for refit in (True, False)}
     assert [bundles[refit].manifest.data["learned_validation"] for refit in (True, False)] == [True, False]
     assert [knows_new_items(bundles[refit]) for refit in (True, False)] == [True, False]
@@ -440,8 +434,7 @@ def test_what_validation_asked_for_is_learned_once_all_is_chosen(kind: str, tmp_
     counts = {refit: found.points for refit in (True, False) if (found := bundles[refit].label_counts()) is not None}
     assert counts[True] > counts[False] > 0, "and counted"
     memories = [bundle.memory for bundle in bundles.values()]
-    assert kind != "neighbours" or all(memory is not None and len(memory.item) for memory in memories)
-    assert all(memory.formula is not None for memory in memories if memory is not None and len(memory.item))
+    assert all(memory is not None and len(memory.item) and memory.formula is not None for memory in memories)
     chosen = [bundle.manifest.metrics["validation"] for bundle in bundles.values()]
     assert chosen[0] == chosen[1]
     assert bundles[True].manifest.ranking == bundles[False].manifest.ranking
@@ -460,24 +453,30 @@ def test_who_goes_on_from_a_model_that_knows_the_answers_is_told(
 
 
 def test_a_run_that_was_killed_while_it_trained_again_ends_as_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    raw = settings(turned(tmp_path), scorer={"init": "embeddings"}, optimiser={"steps": 60, "validate_every": 20}) | {"refit": True}
-    monkeypatch.setattr("training.deep.fit.CHECKPOINT_EVERY", 10)
-    whole = exported(raw, tmp_path / "whole" / "planted" / "1")
-    killed, out, make = [], tmp_path / "killed" / "planted" / "1", SequenceSteps.make
+    raw = settings(turned(tmp_path), scorer={"init": "embeddings"}, optimiser={"steps": 12, "validate_every": 4}) | {"refit": True}
+    config, killed, make, finals = deep_config(raw), list[int](), SequenceSteps.make, list[FinalModel]()
+    monkeypatch.setattr("training.deep.fit.CHECKPOINT_EVERY", 2)
+    monkeypatch.setattr("training.deep.run.export", lambda *given: finals.append(given[-1]))
+
+    def train(name: str, resume: bool) -> None:
+        work = tmp_path / name
+        work.mkdir(exist_ok=True)
+        train_and_export(config, prepare(config, None, work), tmp_path / "planted" / "1", CPU, work, resume)
 
     def dying(self: SequenceSteps, step: int) -> Any:
         killed.append(step)
-        if killed.count(30) == 2:
+        if killed.count(3) == 2:
             raise KeyboardInterrupt
         return make(self, step)
 
     with monkeypatch.context() as patch:
         patch.setattr(SequenceSteps, "make", dying)
         with pytest.raises(KeyboardInterrupt):
-            exported(raw, out)
-    resumed = exported(raw, out, resume=True)
-    assert_array_equal(resumed.node_rows_ND, whole.node_rows_ND)
-    assert resumed.manifest.ranking == whole.manifest.ranking
+            train("killed", resume=False)
+    train("killed", resume=True)
+    train("whole", resume=False)
+    resumed, whole = (weights(final.model) for final in finals)
+    assert_array_equal(resumed["node_rows"], whole["node_rows"])
 
 
 def test_lists_that_hardly_grow_are_not_trained_on_again(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -493,16 +492,16 @@ def test_lists_that_hardly_grow_are_not_trained_on_again(log: Path, tmp_path: Pa
 def test_the_second_training_makes_the_steps_that_validation_chose_and_keeps_their_mean(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = deep_config(settings(turned(tmp_path), optimiser={"steps": 60, "validate_every": 20}) | {"refit": True})
-    made: list[int] = []
+    config = deep_config(settings(turned(tmp_path), optimiser={"steps": 30, "validate_every": 10}) | {"refit": True})
+    made: list[tuple[int, int]] = []
     make, recalls = SequenceSteps.make, iter([0.5, 0.4, 0.3])
 
     def counted(self: SequenceSteps, step: int) -> Any:
-        made.append(step)
+        made.append((step, self.lists.event_count))
         return make(self, step)
 
     monkeypatch.setattr(SequenceSteps, "make", counted)
-    monkeypatch.setattr("training.deep.fit.CHECKPOINT_EVERY", 20)
+    monkeypatch.setattr("training.deep.fit.CHECKPOINT_EVERY", 10)
     monkeypatch.setattr("training.deep.fit.validation_recall", lambda *_: next(recalls))
     finals: list[FinalModel] = []
 
@@ -511,8 +510,10 @@ def test_the_second_training_makes_the_steps_that_validation_chose_and_keeps_the
 
     monkeypatch.setattr("training.deep.run.export", exported)
     (tmp_path / "work").mkdir()
-    train_and_export(config, prepare(config, None, tmp_path), tmp_path / "planted" / "1", CPU, tmp_path / "work", resume=False)
-    assert made == [*range(60), *range(20)]
+    prepared = prepare(config, None, tmp_path)
+    events = [split.lists.event_count for split in (prepared.split, prepared.split.whole())]
+    train_and_export(config, prepared, tmp_path / "planted" / "1", CPU, tmp_path / "work", resume=False)
+    assert made == [(step, events[again]) for again, steps in enumerate((30, 10)) for step in range(steps)]
     last = torch.load(tmp_path / "work" / "again" / "checkpoint.pt", weights_only=True)["model"]["node_rows"]
     apart = (finals[0].model.node_rows.detach() - last).abs().max()
     assert 0 < float(apart) < float(last.abs().max()), "a mean, which follows the weights"
