@@ -96,16 +96,16 @@ class Service:
     def replace_workers(self) -> None:
         """Kill each worker in turn, and wait until another one has taken its place."""
 
-        for place, pid in enumerate(self.workers(), self._started() + 1):
+        for place, pid in enumerate(self.workers(), self.started() + 1):
             os.kill(pid, signal.SIGKILL)
             until(partial(self._has_started, place), "another one takes its place")
 
-    def _started(self) -> int:
+    def started(self) -> int:
         """How many workers became ready so far."""
         return "".join(self.log).count("is ready on")
 
     def _has_started(self, times: int) -> bool:
-        return self._started() == times
+        return self.started() == times
 
 
 @contextmanager
