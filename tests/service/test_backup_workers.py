@@ -51,7 +51,7 @@ def test_a_service_whose_disk_is_lost_has_everything_again_that_the_backup_had(t
             os.kill(pid, signal.SIGKILL)
     shutil.rmtree(models)
     assert journal(["restore", "--models", str(models), "--store", url]) == 0
-    with service(models, 2, **settings) as running:
+    with service(models, 1, **settings) as running:
         assert found(running) == before
         assert {f"new-{item}" for item in range(4)} <= before
         assert not {"new-4", "item-3"} & before

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from service.__main__ import listen, main
+from service.processes import supervisor
 from service.processes.supervisor import Supervisor
 from service.settings import Settings
 from service.tls import calling
@@ -54,7 +55,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def two(shared: Path) -> Iterator[Service]:
-    """A service of two workers, whose workers are killed and replaced."""
+    """A service of two workers, which are killed and replaced. The last of its tests kills the service."""
     with service(shared, 2) as running:
         yield running
 
@@ -149,6 +150,19 @@ def test_while_the_models_folder_is_away_the_workers_that_have_loaded_serve_on(t
     two.served()
 
 
+def test_workers_do_not_outlive_their_parent(two: Service) -> None:
+    workers = two.workers()
+    two.process.kill()
+    until(lambda: not any(_runs(pid) for pid in workers), "the workers have ended")
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return process_state(pid) != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 def test_a_worker_takes_no_connections_before_it_serves_what_the_others_do(models: Path) -> None:
     add_version(models, 1, name="films")
     with service(models, 2) as running:
@@ -181,21 +195,8 @@ def test_a_full_temporary_folder_ends_no_worker_and_keeps_no_change_from_being_m
         assert "item-7" not in running.served()[1]
 
 
-def test_workers_do_not_outlive_their_parent(models: Path) -> None:
-    with service(models, 2) as running:
-        workers = running.workers()
-        running.process.kill()
-        until(lambda: not any(_runs(pid) for pid in workers), "the workers have ended")
-
-
-def _runs(pid: int) -> bool:
-    try:
-        return process_state(pid) != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-def test_workers_that_cannot_begin_are_given_up(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_workers_that_cannot_begin_are_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(supervisor, "FAILED_STARTS", 2)
     with listen("127.0.0.1", 0) as listening:
         assert Supervisor(Settings(models=tmp_path, workers=1), listening).run() == 1
     assert "the service gives up" in caplog.text
@@ -217,18 +218,21 @@ def test_several_workers_on_a_gpu_are_refused(
 # -- the way out ----------------------------------------------------------------------------------------------------------
 
 
+PATIENT = json.dumps(json.loads(BODY) | {"timeout_ms": 60_000}).encode()
+
+
 class Begun:
     """A request of which the server has read the head and waits for the body."""
 
     def __init__(self, port: int) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=30)
-        head = f"POST /retrieve HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\nContent-Length: {len(BODY)}\r\n"
+        head = f"POST /retrieve HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\nContent-Length: {len(PATIENT)}\r\n"
         self.socket.sendall(f"{head}Expect: 100-continue\r\n\r\n".encode())
         assert self.socket.recv(1000).startswith(b"HTTP/1.1 100")
 
     def finish(self) -> tuple[int, str | None]:
         """Status and Connection header of the complete answer."""
-        self.socket.sendall(BODY)
+        self.socket.sendall(PATIENT)
         answer = http.client.HTTPResponse(self.socket)
         answer.begin()
         json.loads(answer.read())
@@ -334,7 +338,8 @@ def test_workers_share_both_addresses_and_new_certificates(tmp_path: Path) -> No
         authority.signs("service")
         until(lambda: "".join(running.log).count("certificates have changed: ") == 2, "both workers have the new certificate")
         assert running.request("GET", "/readyz")[0] == 200
-        running.replace_workers()
+        os.kill(running.workers()[0], signal.SIGKILL)
+        until(lambda: running.started() == 3, "another one takes its place")
         assert running.request("GET", "/readyz")[0] == by_operators("/readyz")[0] == 200
         running.process.send_signal(signal.SIGTERM)
         assert exit_code(running) == 0
