@@ -49,10 +49,10 @@ def put(running: Running, item: str, body: Any = EVENT, **rest: Any) -> httpx.Re
 
 
 @pytest.fixture(scope="module")
-def refusing(models: Path) -> Iterator[Running]:
-    """A service for requests that it refuses."""
+def shared(models: Path) -> Iterator[Running]:
+    """A service for tests that leave no item in it."""
     catalogues = FakeCatalogues(books=FakeCatalogue())
-    with run(models, catalogues=catalogues, write_keys=(WRITE,)) as started:
+    with run(models, catalogues=catalogues, write_keys=(WRITE,), max_text=10) as started:
         yield started
 
 
@@ -199,7 +199,6 @@ LONGEST = "ä" * (MAX_ID_BYTES // 2)
 ROOM = MAX_FIELDS_BYTES - len(orjson.dumps({"title": ""}))
 
 
-@pytest.mark.settings(max_text=10)
 @pytest.mark.parametrize(
     ("good", "bad", "field"),
     [
@@ -216,9 +215,10 @@ ROOM = MAX_FIELDS_BYTES - len(orjson.dumps({"title": ""}))
         (EVENT, {}, "events"),  # no evidence
     ],
 )
-def test_bodies_have_limits(shelf: Running, good: Json, bad: Json, field: str) -> None:
-    assert wrong(shelf, bad)[0] == field
-    assert put(shelf, "new", good).status_code == 201
+def test_bodies_have_limits(shared: Running, good: Json, bad: Json, field: str) -> None:
+    assert wrong(shared, bad)[0] == field
+    assert put(shared, "new", good).status_code == 201
+    assert send(shared, "DELETE", "new").status_code == 200
 
 
 def test_an_id_has_1_to_512_bytes_of_utf_8(shelf: Running) -> None:
@@ -280,14 +280,14 @@ async def test_large_bodies_share_their_memory(shelf: Running, catalogue: FakeCa
         ({"valid_until": "2030-01-31T12:00:00"}, "valid_until", '"2030-01-31T12:00:00"', A_TIME),
     ],
 )
-def test_a_wrong_value_is_named(refusing: Running, body: Json, field: str, value: str, expected: str) -> None:
-    assert wrong(refusing, body) == (field, value, expected)
+def test_a_wrong_value_is_named(shared: Running, body: Json, field: str, value: str, expected: str) -> None:
+    assert wrong(shared, body) == (field, value, expected)
 
 
 @pytest.mark.parametrize("number", [b"NaN", b"Infinity", b"1e999"])
-def test_a_field_that_is_no_number_is_refused(refusing: Running, number: bytes) -> None:
+def test_a_field_that_is_no_number_is_refused(shared: Running, number: bytes) -> None:
     headers = bearer(WRITE) | {"Content-Type": "application/json"}
-    answer = refusing.client.request("PUT", path("new"), content=b'{"fields": {"price": %s}}' % number, headers=headers)
+    answer = shared.client.request("PUT", path("new"), content=b'{"fields": {"price": %s}}' % number, headers=headers)
     assert (answer.status_code, problem(answer)["errors"][0]["field"]) == (422, "fields.price")
 
 
