@@ -125,7 +125,7 @@ def service(models: Path, workers: int, program: Sequence[str] = ("service",), *
     reader = threading.Thread(target=lambda: log.extend(stream), daemon=True)
     reader.start()
     try:
-        until(lambda: any("listening on" in line for line in log) or process.poll() is not None, "the service listens")
+        until(lambda: any("listening on" in line for line in log) or process.poll() is not None, "the service listens", COMPILING_S)
         found = re.search(r"listening on https?://127.0.0.1:(\d+)(?: and for operators on https?://127.0.0.1:(\d+))?", "".join(log))
         assert found, "".join(log)
         running = Service(process, int(found[1]), log, admin_port=int(found[2] or 0))

@@ -290,6 +290,14 @@ def test_exclusions_and_standing_removals_hold_for_live_items(live: Live) -> Non
     assert "new" in live.found("item-1", filter={"colour": ["red"]})
 
 
+def test_what_a_request_sees_does_not_hold_what_came_after_it(live: Live) -> None:
+    live.put("early", like=("item-1",))
+    view = live.catalogue.thread.versions[1].view()
+    live.put("late", like=("item-1",))
+    assert (view.entry("early") is None, view.entry("late")) == (False, None)
+    assert view.items.rows_of(["late"]).tolist() == [-1]
+
+
 def test_a_request_without_live_items_is_that_of_the_bundle(live: Live) -> None:
     before = live.found("item-1")
     live.put("new", like=("item-1",))
