@@ -1,4 +1,4 @@
-"""Answers that nobody reads."""
+"""Answers that nobody reads, or too slowly, and requests whose answers would be too large."""
 
 from __future__ import annotations
 
@@ -17,6 +17,14 @@ NOT_NOW = ("429", "503")
 BEGUN = {"200", "closed", *NOT_NOW}
 
 
+def too_large_answers(target: Target) -> Seen:
+    """256 queries × 1000 items × all fields, on thirty connections that do not read: four kilobytes in, tens of megabytes out."""
+    wires = target.connect_many(CONNECTIONS, receive_buffer=4096)
+    statuses = insist(target, wires, post(target.too_large()))
+    target.hold(wires, STALL_S)
+    return judged(statuses, {"422"})
+
+
 def unread_answers(target: Target) -> Seen:
     """The largest answers that are allowed, on thirty connections that do not read them: they are given up."""
     wires = target.connect_many(CONNECTIONS, receive_buffer=4096)
@@ -25,6 +33,28 @@ def unread_answers(target: Target) -> Seen:
     target.hold(wires, hold_s)
     outcomes = [wire.outcome(SLACK_S) for wire in wires if not target.stop.is_set()]
     return judged(outcomes, {"closed", *NOT_NOW}, f"{tally(statuses)}; after {hold_s:g} s unread ", set(statuses) <= BEGUN)
+
+
+def read_answers(target: Target) -> Seen:
+    """The same at once, read: what is allowed is answered, or refused for now."""
+    outcomes = []
+    for wire in target.send_many(CONNECTIONS, post(target.largest())):
+        if not target.stop.is_set():
+            outcomes.append(wire.outcome(30))
+            wire.held.clear()
+    return judged(outcomes, {"200", *NOT_NOW}, held="200" in outcomes)
+
+
+def sipped_answers(target: Target) -> Seen:
+    """The same, read at a few kilobytes a second."""
+    wires = target.connect_many(CONNECTIONS, receive_buffer=4096)
+    statuses = insist(target, wires, post(target.largest()))
+    for _ in target.spell():
+        for wire in wires:
+            wire.pull(1024)
+        target.wait(0.2)
+    read = sum(len(wire.held) for wire in wires)
+    return judged(statuses, BEGUN, f"{read / 1e3:.0f} kB read of {len(wires)} answers; ", read > 0)
 
 
 def insist(target: Target, wires: Sequence[Wire], request: bytes) -> list[str]:
@@ -46,9 +76,17 @@ def insist(target: Target, wires: Sequence[Wire], request: bytes) -> list[str]:
 
 
 def unread_streams(target: Target) -> Seen:
-    """Ten streams of forty lines with the largest answers that are allowed."""
-    lines = (target.largest() + b"\n") * LINES
-    wires = target.send_many(10, post(lines, "/retrieve/stream", "application/x-ndjson"), receive_buffer=4096)
+    """Ten streams of forty lines with the largest answers that are allowed, which nobody reads."""
+    return _unread_streams(target, 10, target.largest(), {"closed"})
+
+
+def too_large_stream(target: Target) -> Seen:
+    """A stream of forty lines whose answers would be too large: refused line by line, it may be read to its end."""
+    return _unread_streams(target, 1, target.too_large(), {"closed", "whole"})
+
+
+def _unread_streams(target: Target, count: int, line: bytes, expected: set[str]) -> Seen:
+    wires = target.send_many(count, post((line + b"\n") * LINES, "/retrieve/stream", "application/x-ndjson"), receive_buffer=4096)
     hold_s = target.limits.stream_idle_s + target.limits.write_timeout_s + SLACK_S
     target.hold(wires, hold_s)
     outcomes = []
@@ -57,4 +95,4 @@ def unread_streams(target: Target) -> Seen:
         whole = wire.held.endswith(b"\r\n0\r\n\r\n")
         outcomes.append("whole" if whole else "closed" if wire.ended else "open")
         wire.held.clear()
-    return judged(outcomes, {"closed"}, f"after {hold_s:g} s unread ")
+    return judged(outcomes, expected, f"after {hold_s:g} s unread ")

@@ -1,4 +1,4 @@
-"""Connections themselves: silent, half-closed, and opened and reset as fast as it goes."""
+"""Connections themselves: silent, idle, half-closed, and opened and reset as fast as it goes."""
 
 from __future__ import annotations
 
@@ -27,6 +27,14 @@ def silent_connections(target: Target) -> Seen:
     """More connections than the service has descriptors, on which nothing is said: they are ended, and then it answers as before."""
     wires = target.connect_many(_affordable(SILENT))
     return _let_go(target, wires, target.limits.head_timeout_s)
+
+
+def idle_connections(target: Target) -> Seen:
+    """As many that ask once and then keep their connection."""
+    wires = target.connect_many(_affordable(SILENT))
+    for wire in wires:
+        wire.push(LIVEZ)
+    return _let_go(target, wires, max(target.limits.keep_alive_s, target.limits.head_timeout_s))
 
 
 def _let_go(target: Target, wires: list[Wire], within_s: float) -> Seen:

@@ -1,9 +1,11 @@
-"""Well-formed requests that are meant to cost: distinct filters, the largest searches, explanations."""
+"""Well-formed requests that are meant to cost: distinct filters, names and beams, the largest searches, explanations."""
 
 from __future__ import annotations
 
+import re
+
 from tests.hostile.attacks.target import Seen, Target, judged
-from tests.hostile.attacks.wire import post
+from tests.hostile.attacks.wire import LIVEZ, post
 
 REFUSED_OR_LATE = {"200", "429", "503", "504"}
 
@@ -17,6 +19,24 @@ def distinct_filters(target: Target) -> Seen:
         if wire.ended:
             wire = target.connect()
     return judged(outcomes, REFUSED_OR_LATE)
+
+
+def unknown_names(target: Target) -> Seen:
+    """Models, paths, methods and request ids that nobody has: what the metrics hold does not grow."""
+    wire, outcomes, before = target.connect(), [], _series(target)
+    for i in range(0, 1500, 4):
+        for request in (
+            post(target.retrieval(model=f"model-{i}")),
+            LIVEZ.replace(b"livez", b"models/name-%d/items?prefix=%b" % (i, b"p" * 100)),
+            LIVEZ.replace(b"livez", b"path-%d" % i),
+            LIVEZ.replace(b"GET", b"PUT").replace(b"Host", b"X-Request-Id: id-%d\r\nHost" % i),
+        ):
+            if wire.ended:
+                wire = target.connect()
+            if not target.stop.is_set():
+                outcomes.append(wire.ask(request))
+    after = _series(target)
+    return judged(outcomes, {"404", "405"}, f"{before} series of metrics before, {after} after; ", 0 < after <= before + 50)
 
 
 def heavy_searches(target: Target) -> Seen:
@@ -43,3 +63,9 @@ def explanations(target: Target) -> Seen:
         found = target.ask(post(target.retrieval(queries, 10, beam_size=beam_size, explain=True)), 30)
         outcomes.append(str(found.status) if found else "silence")
     return judged(outcomes, REFUSED_OR_LATE)
+
+
+def _series(target: Target) -> int:
+    """Samples in the metrics."""
+    found = target.ask(LIVEZ.replace(b"livez", b"metrics"))
+    return len(re.findall(rb"^\w", found.body, re.MULTILINE)) if found else 0

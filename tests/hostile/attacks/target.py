@@ -139,6 +139,10 @@ class Target:
         queries = min(256, int(0.99 * self.limits.max_answer_values / (1000 * columns)))
         return self.retrieval(queries, 1000, self.fields, beam_size=WIDE)
 
+    def too_large(self) -> bytes:
+        """A body of a few kilobytes that asks for 256 × 1000 items with all their fields."""
+        return self.retrieval(256, 1000, self.fields, beam_size=WIDE)
+
 
 def flood(target: Target, wires: Sequence[Wire], block: bytes, most: int, until_answered: bool = True) -> list[int]:
     """Send `block` over and over, up to `most` bytes a connection; the bytes that each took.
