@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 
 from tests.service.fake_catalogue import ADMIN, WRITE, FakeCatalogue, FakeCatalogues
 from tests.service.fake_engine import FakeEngine
-from tests.service.live_running import Live, live_service
+from tests.service.live_running import Live, add_version, live_service
 from tests.service.models.registry import Running as RunningRegistry
 from tests.service.own_time import OwnTime
 from tests.service.running import ITEMS, Running, run, settings_of, small_model
@@ -38,12 +39,25 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     return True
 
 
-@pytest.fixture
-def versions(tmp_path: Path) -> Path:
-    """A models folder with `books` in the versions 1 and 2."""
+@pytest.fixture(scope="session")
+def two_versions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`versions`, not to be written to."""
+    folder = tmp_path_factory.mktemp("versions")
     for version in (1, 2):
-        small_model(tmp_path, version, seed=version)
-    return tmp_path
+        small_model(folder, version, seed=version)
+    return folder
+
+
+@pytest.fixture
+def versions(two_versions: Path, tmp_path: Path) -> Path:
+    """A models folder with `books` in the versions 1 and 2."""
+    return Path(shutil.copytree(two_versions, tmp_path, dirs_exist_ok=True))
+
+
+@pytest.fixture(scope="session")
+def live_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Version 1 of a `books` whose items come and go."""
+    return add_version(tmp_path_factory.mktemp("live"), 1).path
 
 
 @pytest.fixture

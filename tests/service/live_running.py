@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -68,9 +69,9 @@ class ByTitle(Nearest):
 
 
 @pytest.fixture
-def models(tmp_path: Path) -> Path:
+def models(live_bundle: Path, tmp_path: Path) -> Path:
     """A models folder with `books` in version 1."""
-    add_version(tmp_path, 1)
+    shutil.copytree(live_bundle, tmp_path / "books" / "1")
     return tmp_path
 
 

@@ -247,29 +247,21 @@ async def test_a_deadline_that_has_passed_already_is_refused(engine: FakeEngine,
     assert engine.calls == []
 
 
-@pytest.mark.parametrize(("smallest", "searched"), [(None, 32), (20, 20), (4, 4)])
-async def test_near_the_deadline_the_beam_shrinks_as_far_as_allowed(
-    engine: FakeEngine, new_batcher: NewBatcher, smallest: int | None, searched: int
+@pytest.mark.parametrize(("smallest", "fixed", "searched"), [(None, False, 32), (20, False, 20), (4, False, 4), (4, True, 32)])
+async def test_near_the_deadline_the_beam_shrinks_as_far_as_allowed_unless_the_request_wants_all_or_nothing(
+    engine: FakeEngine, new_batcher: NewBatcher, smallest: int | None, fixed: bool, searched: int
 ) -> None:
     batcher = new_batcher(smallest_beam_size=smallest)
     await learnt(engine, batcher, query_s=0.002, beam_size=32)
     async with held(engine, batcher, beam_size=1):
-        hurried, relaxed = await accepted(ask(batcher, 1, beam_size=32, deadline=100), ask(batcher, 2, beam_size=32, deadline=1e6))
+        hurried, relaxed = await accepted(
+            ask(batcher, 1, beam_size=32, deadline=100, fixed_beam=fixed), ask(batcher, 2, beam_size=32, deadline=1e6)
+        )
         await pass_time(100 - 0.002 - 1e-9)
     answer = await hurried
     assert (answer.beam_size, answer.degraded) == (searched, searched < 32)
     assert engine.calls[2][1].beam_size_B.tolist() == [searched]
     answer = await relaxed
-    assert (answer.beam_size, answer.degraded) == (32, False)
-
-
-async def test_a_request_that_wants_all_or_nothing_keeps_its_beam(engine: FakeEngine, new_batcher: NewBatcher) -> None:
-    batcher = new_batcher(smallest_beam_size=4)
-    await learnt(engine, batcher, query_s=0.002, beam_size=32)
-    async with held(engine, batcher, beam_size=1):
-        (whole,) = await accepted(ask(batcher, 1, beam_size=32, deadline=100, fixed_beam=True))
-        await pass_time(100 - 0.002 - 1e-9)
-    answer = await whole
     assert (answer.beam_size, answer.degraded) == (32, False)
 
 

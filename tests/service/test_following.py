@@ -70,6 +70,12 @@ class JournalCopies(LiveCatalogue):
             raise failure
 
 
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It asks often."""
+    monkeypatch.setattr("service.live.following.POLL_S", 0.02)
+
+
 @pytest.fixture
 def writer() -> Writer:
     return Writer()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from multiprocessing import get_context
+from multiprocessing.pool import Pool
 from pathlib import Path
 from typing import Any
 
@@ -114,37 +116,40 @@ def test_slots_of_keys_that_are_no_longer_used_are_used_again_and_one_that_gets_
     assert passed(first) == 4
 
 
-def test_workers_of_a_host_count_together(tmp_path: Path) -> None:
-    with get_context("spawn").Pool(4) as pool:  # more than there are cores: each is interrupted at any point
-        counts = pool.starmap(taken, [(tmp_path / "key-limits", limited(rate=0.001, burst=40.0), 100)] * 4)
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    """Other workers: more than there are cores, so that each is interrupted at any point."""
+    with get_context("spawn").Pool(4) as started:
+        yield started
+
+
+def test_workers_of_a_host_count_together(pool: Pool, tmp_path: Path) -> None:
+    counts = pool.starmap(taken, [(tmp_path / "key-limits", limited(rate=0.001, burst=40.0), 100)] * 4)
     assert 40 <= sum(counts) <= 42  # where one that counts is interrupted for long, others do not wait for it
 
 
-def test_a_worker_that_is_interrupted_while_it_counts_undoes_nothing(tmp_path: Path) -> None:
+def test_a_worker_that_is_interrupted_while_it_counts_undoes_nothing(pool: Pool, tmp_path: Path) -> None:
     limits = KeyLimits(tmp_path / "key-limits")
     key = limited(rate=0.001, burst=2.0)
-    with get_context("spawn").Pool(1) as pool:
-        pool.apply(patiently_taken, (tmp_path / "other", key))  # it has imported everything
-        with limits._slot_lock(key):
-            requests, seconds = limits._arrival_times(key)
-            other = pool.apply_async(patiently_taken, (tmp_path / "key-limits", key))
-            other.wait(0.5)
-            assert not other.ready()
-            limits._write(key, max(requests, time.monotonic()) + 1 / 0.001, seconds)
-        other.get(20)
+    with limits._slot_lock(key):
+        requests, seconds = limits._arrival_times(key)
+        other = pool.apply_async(patiently_taken, (tmp_path / "key-limits", key))
+        other.wait(0.5)
+        assert not other.ready()
+        limits._write(key, max(requests, time.monotonic()) + 1 / 0.001, seconds)
+    other.get(20)
     with pytest.raises(KeyLimit):
         limits.take(key)
 
 
-def test_a_worker_that_stands_still_while_it_counts_stops_no_other(tmp_path: Path) -> None:
+def test_a_worker_that_stands_still_while_it_counts_stops_no_other(pool: Pool, tmp_path: Path) -> None:
     limits = KeyLimits(tmp_path / "key-limits")
     key = limited(rate=0.001, burst=2.0)
     limits.take(key)
     place = limits._slot(key).offset
-    with get_context("spawn").Pool(1) as pool:
-        pool.apply(lock_for_ever, (tmp_path / "key-limits", place))
-        began = time.monotonic()
+    pool.apply(lock_for_ever, (tmp_path / "key-limits", place))
+    began = time.monotonic()
+    limits.take(key)
+    with pytest.raises(KeyLimit):
         limits.take(key)
-        with pytest.raises(KeyLimit):
-            limits.take(key)
-        assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 1

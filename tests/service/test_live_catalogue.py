@@ -596,19 +596,15 @@ def test_live_leaves_count_in_the_limit_of_explained_nodes(models: Path, monkeyp
         assert levels(live=False) == trained
 
 
-def test_the_capacity_is_what_a_small_tree_has_room_for(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with live_service(models, monkeypatch) as live:
-        capacity = live.catalogue.status().capacity
-        puts = [Put(f"new-{number}", ItemBody(like=("item-1",))) for number in range(capacity + 1)]
-        outcomes = live.bulk(*puts)
-        assert [isinstance(outcome, CatalogueFull) for outcome in outcomes] == [False] * capacity + [True]
-        assert counted(live.running)['espalier_live_capacity_ratio{model="books",version="1"}'] == 1
-
-
-def test_metrics_say_how_full_a_version_is(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with live_service(models, monkeypatch, max_live=4) as live:
-        live.put("new", like=("item-1",))
-        live.delete("item-3")
-        found = {name: counted(live.running)[f'espalier_live_{name}{{model="books",version="1"}}'] for name in ("items", "tombstones")}
-        assert found == {"items": 1.0, "tombstones": 1.0}
-        assert counted(live.running)['espalier_live_capacity_ratio{model="books",version="1"}'] == 0.25
+def test_the_capacity_is_what_a_small_tree_has_room_for_and_metrics_say_how_full_it_is(live: Live) -> None:
+    capacity = live.catalogue.status().capacity
+    puts = [Put(f"new-{number}", ItemBody(like=("item-1",))) for number in range(capacity + 1)]
+    outcomes = live.bulk(*puts)
+    assert [isinstance(outcome, CatalogueFull) for outcome in outcomes] == [False] * capacity + [True]
+    live.delete("item-3")
+    for number in range(capacity // 2):
+        live.delete(f"new-{number}")
+    found = counted(live.running)
+    names = ("items", "tombstones", "capacity_ratio")
+    filled = [found[f'espalier_live_{name}{{model="books",version="1"}}'] for name in names]
+    assert filled == [capacity // 2, 1, 0.5]

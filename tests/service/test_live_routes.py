@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -45,6 +46,14 @@ def send(running: Running, method: str, item: str, body: Any = None, model: str 
 
 def put(running: Running, item: str, body: Any = EVENT, **rest: Any) -> httpx.Response:
     return send(running, "PUT", item, body, **rest)
+
+
+@pytest.fixture(scope="module")
+def shared(models: Path) -> Iterator[Running]:
+    """A service for tests that leave no item in it."""
+    catalogues = FakeCatalogues(books=FakeCatalogue())
+    with run(models, catalogues=catalogues, write_keys=(WRITE,), max_text=10) as started:
+        yield started
 
 
 def wrong(running: Running, body: Any, model: str = "books") -> tuple[str, str | None, str]:
@@ -153,26 +162,6 @@ def test_a_delete_may_name_its_source_version(shelf: Running, catalogue: FakeCat
         assert (refused.status_code, problem(refused)["errors"][0]["field"]) == (422, "source_version")
 
 
-@pytest.mark.parametrize(
-    ("method", "query", "field", "expected"),
-    [
-        ("DELETE", "source_verson=9", "source_verson", "only the parameters source_version"),
-        ("DELETE", "source_version=9&source_version=8", "source_version", "one value"),
-        ("PUT", "source_version=9", "source_version", "no parameters in the address"),
-        ("GET", "fields=title", "fields", "no parameters in the address"),
-    ],
-)
-def test_a_parameter_that_would_not_count_is_refused(
-    shelf: Running, catalogue: FakeCatalogue, method: str, query: str, field: str, expected: str
-) -> None:
-    put(shelf, "new")
-    body = EVENT if method == "PUT" else None
-    answer = shelf.client.request(method, f"{path('new')}?{query}", json=body, headers=bearer(WRITE))
-    [error] = problem(answer)["errors"]
-    assert (answer.status_code, error["field"], error["expected"]) == (422, field, expected)
-    assert [(item, stored.sequence) for item, stored in catalogue.latest.items()] == [("new", 1)]
-
-
 def test_an_item_reads_as_it_was_put(shelf: Running) -> None:
     fields = {"title": "New", "tags": ["a", "b"], "price": 2.5}
     body = EVENT | {"fields": fields, "text": "words", "source_version": 7, "valid_until": "2030-01-31T12:00:00.250Z", "count": 40}
@@ -210,7 +199,6 @@ LONGEST = "ä" * (MAX_ID_BYTES // 2)
 ROOM = MAX_FIELDS_BYTES - len(orjson.dumps({"title": ""}))
 
 
-@pytest.mark.settings(max_text=10)
 @pytest.mark.parametrize(
     ("good", "bad", "field"),
     [
@@ -227,9 +215,10 @@ ROOM = MAX_FIELDS_BYTES - len(orjson.dumps({"title": ""}))
         (EVENT, {}, "events"),  # no evidence
     ],
 )
-def test_bodies_have_limits(shelf: Running, good: Json, bad: Json, field: str) -> None:
-    assert wrong(shelf, bad)[0] == field
-    assert put(shelf, "new", good).status_code == 201
+def test_bodies_have_limits(shared: Running, good: Json, bad: Json, field: str) -> None:
+    assert wrong(shared, bad)[0] == field
+    assert put(shared, "new", good).status_code == 201
+    assert send(shared, "DELETE", "new").status_code == 200
 
 
 def test_an_id_has_1_to_512_bytes_of_utf_8(shelf: Running) -> None:
@@ -280,8 +269,6 @@ async def test_large_bodies_share_their_memory(shelf: Running, catalogue: FakeCa
         ({"events": [["a"], ["b", 5]]}, "events[1][1]", "5", 'a valid string: "5"'),
         ({"events": [["a"], ["b"] * 6]}, "events[1]", '"6 ids"', "1 to 5 ids, the length of this model's histories"),
         ({"nothing": 1}, "nothing", "1", "only the fields fields, text, like, events, users, source_version, valid_until, count"),
-        ({"count": 0}, "count", "0", "greater than or equal to 1"),
-        ({"count": 2.5}, "count", "2.5", "a valid integer"),
         ({"count": 2**53 + 1}, "count", str(2**53 + 1), f"less than or equal to {2**53}"),
         ({"events": [["a"], ["b"]], "count": 1}, "count", "1", "at least 2, the number of events in the body"),
         ({"fields": {"title": {"en": "x"}}}, "fields.title", '{"en": "x"}', VALUES),
@@ -293,14 +280,14 @@ async def test_large_bodies_share_their_memory(shelf: Running, catalogue: FakeCa
         ({"valid_until": "2030-01-31T12:00:00"}, "valid_until", '"2030-01-31T12:00:00"', A_TIME),
     ],
 )
-def test_a_wrong_value_is_named(shelf: Running, body: Json, field: str, value: str, expected: str) -> None:
-    assert wrong(shelf, body) == (field, value, expected)
+def test_a_wrong_value_is_named(shared: Running, body: Json, field: str, value: str, expected: str) -> None:
+    assert wrong(shared, body) == (field, value, expected)
 
 
 @pytest.mark.parametrize("number", [b"NaN", b"Infinity", b"1e999"])
-def test_a_field_that_is_no_number_is_refused(shelf: Running, number: bytes) -> None:
+def test_a_field_that_is_no_number_is_refused(shared: Running, number: bytes) -> None:
     headers = bearer(WRITE) | {"Content-Type": "application/json"}
-    answer = shelf.client.request("PUT", path("new"), content=b'{"fields": {"price": %s}}' % number, headers=headers)
+    answer = shared.client.request("PUT", path("new"), content=b'{"fields": {"price": %s}}' % number, headers=headers)
     assert (answer.status_code, problem(answer)["errors"][0]["field"]) == (422, "fields.price")
 
 

@@ -41,13 +41,9 @@ def test_a_router_and_its_shards_know_each_other(tmp_path: Path) -> None:
     cut(whole_bundle(tmp_path / "models"), tmp_path / "shards", 2)
     with ExitStack() as ends:
         keys = {"ESPALIER_INTERNAL_KEYS": INTERNAL}
-        shards = [
-            ends.enter_context(mutual(authority, f"shard-{index}", tmp_path / "shards", 1, SERVE, ESPALIER_SHARD=index, **keys))
-            for index in "01"
-        ]
-        addresses = ",".join(f"https://localhost:{shard.port}" for shard in shards)
+        shards = ends.enter_context(mutual(authority, "shards", tmp_path / "shards", 1, SERVE, **keys))
         second = {"ESPALIER_ADMIN_ADDRESS": "127.0.0.1:0", "ESPALIER_TIMEOUT_MS": "5000"}
-        program = "service.router", "--shards", addresses
+        program = "service.router", "--shards", f"https://localhost:{shards.port}"
         router = ends.enter_context(mutual(authority, "router", tmp_path / "models", 1, program, **keys, **second))
         status, answer = router.request("POST", "/retrieve", QUERY)
         assert (status, answer["coverage"]["items"]) == (200, 1.0)

@@ -8,8 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from service.models import follower
 from tests.service.models.registry import Held, Running, add_version, run
 from tests.service.running import settings_of, small_model
+
+
+@pytest.fixture(autouse=True)
+def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a service looks at from time to time it looks at often."""
+    monkeypatch.setattr(follower, "TICK_S", 0.02)
+    monkeypatch.setattr(follower, "SCAN_S", 0.1)
 
 
 @pytest.fixture(scope="session")

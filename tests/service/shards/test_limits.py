@@ -99,10 +99,6 @@ def test_what_is_within_the_limits_is_answered(limited: Limited, asked: dict[str
     assert (answer.pin, answer.engine, answer.batch, answer.engine_ms > 0) == (query.pin, "compiled-cpu", len(query.queries), True)
 
 
-WRAPPED = [0, 2**63 - 1, -(2**63), -1, 4]
-"""Offsets whose differences, in 64 bits, are never below 0."""
-
-
 @pytest.mark.parametrize(
     ("field", "asked", "change"),
     [
@@ -124,7 +120,6 @@ WRAPPED = [0, 2**63 - 1, -(2**63), -1, 4]
         ("kind", {}, but(queries=history(-1, length=4))),
         ("kind", {}, but(queries=QueryBatch(VectorKind(width=4), np.zeros((2, 4), np.float32)))),
         ("memory.values", {}, but(memory=MemoryLists(np.array([0, 0, 1]), np.array([9]), np.array([3e38], np.float32)))),
-        ("memory.offset", {"batch": 4}, but(memory=MemoryLists(np.array(WRAPPED), np.arange(1, 5), np.ones(4, np.float32)))),
         ("masks", {}, but(masks=("0", None), sent_masks={(bits := MaskBits(np.zeros(99, np.uint8))).digest: bits})),
     ],
 )
