@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import json
 import re
@@ -49,7 +48,7 @@ from tests import ROOT
 from tests.client.stub import FACETS, KEY, NODE, URL, Driver, Json, Stub, answer_to, refuse, serving
 
 
-def test_both_clients_take_the_same_and_import_httpx_alone() -> None:
+def test_both_clients_take_the_same() -> None:
     def shape(kind: type, method: str) -> list[tuple[str, Any, Any]]:
         parameters = inspect.signature(getattr(kind, method)).parameters.values()
         return [(one.name, one.kind, one.default) for one in parameters if one.name != "sleep"]
@@ -57,10 +56,6 @@ def test_both_clients_take_the_same_and_import_httpx_alone() -> None:
     for method in ["__init__", *(name for name in vars(Client) if not name.startswith("_"))]:
         assert shape(Client, method) == shape(AsyncClient, method), method
     assert list(Options.__annotations__) == [one.name for one in fields(Request) if one.name != "queries"]
-    nodes = [node for path in (ROOT / "espalier_client").glob("*.py") for node in ast.walk(ast.parse(path.read_text()))]
-    imported = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-    imported |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
-    assert {name.partition(".")[0] for name in imported} - sys.stdlib_module_names <= {"httpx", "espalier_client"}
 
 
 def test_without_httpx_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

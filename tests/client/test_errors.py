@@ -139,16 +139,6 @@ def test_each_status_has_its_error(driver: Driver, statuses: tuple[int, ...], ki
         assert str(error) == f"{status} Title: What happened. (request the-id)"
 
 
-def test_an_error_page_of_a_proxy_tells_its_status(driver: Driver) -> None:
-    stub = Stub([httpx.Response(502, html="<h1>Bad Gateway</h1>"), httpx.Response(502, json=["no problem document"])])
-    driver.open(stub)
-    for _ in range(2):
-        with pytest.raises(RequestFailed) as raised:
-            driver.retrieve([Query()])
-        sent_id = stub.requests[-1].headers["X-Request-Id"]
-        assert str(raised.value) == f"502 Bad Gateway (request {sent_id})"
-
-
 def test_errors_survive_pickling() -> None:
     wrong = (WrongValue("m", "0", "at least 1"),)
     for error in (Overloaded(429, "Too Many", "x", wrong, "id", 2.0), TimedOut("slow", True, "id"), InvalidAnswer("html")):

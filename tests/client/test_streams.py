@@ -184,17 +184,9 @@ def test_a_refusal_of_the_whole_request_is_tried_again_or_raised(driver: Driver)
         next(outcomes)
 
 
-@pytest.mark.parametrize(
-    ("content", "text"),
-    [
-        (found("a") + found("b"), "expected 1 lines, got more"),
-        (b"<html>\n", "expected an answer"),
-        (b'{"title": "x"}\n', "expected an answer"),
-    ],
-)
-def test_what_is_no_stream_of_answers_is_an_error(driver: Driver, content: bytes, text: str) -> None:
-    stub = Stub([streamed(content)])
-    with pytest.raises(InvalidAnswer, match=f"POST /retrieve/stream: {text}"):
+def test_more_answers_than_requests_are_an_error(driver: Driver) -> None:
+    stub = Stub([streamed(found("a") + found("b"))])
+    with pytest.raises(InvalidAnswer, match="POST /retrieve/stream: expected 1 lines, got more"):
         list(driver.open(stub).retrieve_stream(asking("a")))
     assert len(stub.requests) == 1
 

@@ -448,15 +448,6 @@ def test_helm_puts_rules_and_dashboard_in_as_they_are_where_the_cluster_has_the_
     assert json.loads(dashboard["data"]["espalier.json"]) == json.loads((ROOT / "docker/grafana/dashboards/espalier.json").read_text())
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_kubernetes_knows_every_field(case: str) -> None:
-    reason = "manifests are NOT checked against Kubernetes (pip install kubernetes-validate)"
-    validate = pytest.importorskip("kubernetes_validate", reason=reason)
-    for manifest in manifests(case):
-        if manifest["apiVersion"].partition("/")[0] != "monitoring.coreos.com":  # the Prometheus operator's own
-            validate.validate(manifest, "1.27", strict=True)
-
-
 def test_with_a_secret_of_tls_pods_speak_nothing_else() -> None:
     for case in CASES:
         secret = overridden(VALUES, CASES[case])["tls"]["secret"]

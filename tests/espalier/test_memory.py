@@ -31,7 +31,7 @@ from espalier.errors import BundleCorrupt
 from espalier.masks.eligibility import eligible_nodes
 from espalier.memory import Memory
 from espalier.memory_lists import MemoryTree
-from espalier.memory_sums import add_up, of_leaves
+from espalier.memory_sums import of_leaves
 from espalier.queries import PADDING, HistoryKind, QueryBatch
 from espalier.read_only import read_only
 from espalier.search import NO_CONTEXT, SearchContext, SearchParams, SearchResult
@@ -188,14 +188,6 @@ LIVE = live_entries()
 HISTORY = np.array([LIVE_ROW, 0, 0])
 EXPECTED = {0: 0.375, 1: 3.0, 2: 4.5, LIVE_ROW: 8.0}
 """The weights of item 0 are 1 and .5; items of the history have a repeat term for themselves, item 0 twice."""
-
-
-@pytest.mark.parts
-def test_of_two_entries_of_a_pair_the_larger_one_counts() -> None:
-    """One is trained and one live; so in sums of live leaves alone."""
-    (history_T, leaf_of_item), sum_L, sum_R = read_only(HISTORY, np.arange(3)), np.zeros(3), np.zeros(1)
-    leaves, handles = add_up(history_T, TRAINED, LIVE, leaf_of_item, 0, sum_L, sum_R)
-    assert {leaf: sum_L[leaf] for leaf in leaves.tolist()} | {LIVE_ROW + handle: sum_R[handle] for handle in handles.tolist()} == EXPECTED
 
 
 @pytest.mark.parts

@@ -259,16 +259,6 @@ def test_masks_that_pass_nothing_that_do_not_fit_and_that_are_let_go(tmp_path: P
 # -- which bundles and queries --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("slope", [np.full((1, 1, 6), 0.5), np.array([2, 0.25, -1, 1, 0, 0.5])])
-def test_prelu_is_rewritten_exactly(tmp_path: Path, slope: NDArray[Any]) -> None:
-    rng = np.random.default_rng(5)
-    bundle = make_bundle(tmp_path, rng, random_tree(rng, 5, 2), slope=slope.astype(np.float32))
-    queries, params = random_queries(rng, bundle, 3), SearchParams.uniform(3, 4, 6)
-    expected = ReferenceEngine(bundle).search(queries, params)
-    for name in ("onnx-cpu", "compiled-cpu"):
-        assert_array_equal(open_engine(bundle, engine=name).search(queries, params).ranks_BM, expected.ranks_BM)
-
-
 def test_a_trace_takes_memory_for_what_was_scored_and_no_more(tmp_path: Path) -> None:
     """One request with `explain` over a forest of many leaves took gigabytes: arrays as wide on all levels as the leaves are many."""
     rng = np.random.default_rng(8)

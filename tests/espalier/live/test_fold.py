@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from numpy.testing import assert_array_equal
 
 from benchmarks.engine_comparison import wrong_beams
 from benchmarks.random_bundles import make_bundle, random_memory, random_queries, random_tree
-from benchmarks.random_live import random_put, random_state
+from benchmarks.random_live import random_state
 from espalier.bundle import Bundle
-from espalier.bundle_writer import GraphContent, LinearContent, write_bundle
+from espalier.bundle_writer import GraphContent, write_bundle
 from espalier.engines import open_engine
 from espalier.errors import InvalidData
 from espalier.label_counts import LabelCounts
@@ -26,9 +25,7 @@ from espalier.live.state import Change, LiveState
 from espalier.manifest import ManifestDraft
 from espalier.memory import Memory
 from espalier.search import SearchParams
-from espalier.stacking import Stacking
 from tests.espalier.drawn_bundles import drawn_bundle
-from tests.espalier.second_stages import rewritten, with_stacking
 
 
 @pytest.fixture
@@ -148,33 +145,6 @@ def test_a_fold_knows_how_many_events_live_items_have_had(bundle: Bundle, tmp_pa
     assert counts is not None
     assert counts.counts_I.tolist() == [*range(4), 5, 6, 300, *range(8, 36), 8]
     assert counts.points == 300
-
-
-def test_stacking_and_counts_know_the_items_of_the_fold(tmp_path: Path) -> None:
-    bundle, _ = with_stacking(tmp_path, 5)
-    stacking = bundle.stacking
-    assert stacking is not None
-    bundle = rewritten(bundle, bundle.path.with_name("9"), counts=LabelCounts(np.arange(len(bundle.items)), 100))
-    state = LiveState(bundle)
-    delete(state, "item-0")
-    state.apply([random_put(np.random.default_rng(0), state, "new", 2)])
-    fold = folded(bundle, state.overlay(), state.table).content
-    assert isinstance(fold, LinearContent)
-    assert fold.stacking is not None
-    assert fold.counts is not None
-    Stacking.of_arrays(fold.stacking.arrays(), fold.stacking.info, len(bundle.items), bundle.chunks.width)
-    assert fold.counts.counts_I.tolist() == [*range(1, len(bundle.items)), 0]
-    assert_array_equal(fold.stacking.tables.log_count, np.append(stacking.tables.log_count[1:], 0))
-    for begin, item, value in (("label_begin", "label", "label_value"), ("beside_begin", "beside", "beside_share")):
-        was, now = (
-            [
-                {int(getattr(tables, item)[e]): float(getattr(tables, value)[e]) for e in range(a, b)}
-                for a, b in zip(getattr(tables, begin)[:-1].tolist(), getattr(tables, begin)[1:].tolist(), strict=True)
-            ]
-            for tables in (stacking.tables, fold.stacking.tables)
-        )
-        lists = was if begin == "label_begin" else [*was[1:], {}]
-        assert now == [{i - 1: share for i, share in entries.items() if i} for entries in lists]
 
 
 @pytest.mark.parametrize(

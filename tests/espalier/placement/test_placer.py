@@ -350,16 +350,6 @@ def features(*indices: int) -> dict[str, list[float]]:
     return {"indices": list(indices), "values": [1.0] * len(indices)}
 
 
-def test_an_item_like_others_goes_with_what_they_go_with() -> None:
-    values = np.array([5, 4, 6, 8], np.float16)
-    memory = Memory(np.array([0, 3, 4, 4]), np.array([0, 1, 2, 1], np.int32), values, np.ones(2, np.float32), 1)
-    memory_rows = MemoryRows(memory, Popularity(None))
-    rows, lifted = memory_rows.of_like(np.array([1, 2]), np.array([0.5, 1.0]))
-    assert rows.tolist() == [0, 1]
-    assert_allclose(lifted, [6, 4])  # the larger of 0.5 · 4 and 1 · 6
-    assert not len(memory_rows.of_like(np.empty(0, np.int64), np.empty(0))[0])
-
-
 def test_a_linear_item_goes_where_a_search_with_its_events_goes(tmp_path: Path) -> None:
     rng = np.random.default_rng(4)
     tree, other = (complete_tree(rng.permutation(27), 3) for _ in range(2))
@@ -568,9 +558,3 @@ def test_a_count_lifts_an_item_by_its_bias_and_by_the_memory() -> None:
         assert 0 < lifts[0] < lifts[1] < lifts[2]
     nobody = ItemBody(like=("libsdl2-2.0-0",), count=400)
     assert first(placed(bundle, nobody)[0])[1].memory_to == ()
-
-
-def test_a_row_that_is_too_far_is_drawn_in() -> None:
-    scale = RowScale(np.zeros(3), np.ones(3), np.array([True, True, False]), 1.0, 2.0)
-    assert_allclose(scale.capped(np.array([1.0, 9.0, 5.0])), [1, 3, 5])
-    assert_allclose(scale.capped(np.array([1.0, 2.0, 5.0])), [1, 2, 5])
