@@ -71,7 +71,7 @@ def linear_shapes(**changed: st.SearchStrategy[Any]) -> st.SearchStrategy[Shape]
         "activation": st.sampled_from(["sigmoid", "l1-hinge", "l2-hinge", "l3-hinge", "l4-hinge"]),
         "width": st.sampled_from([1, 20, 300]),
         "threads": st.sampled_from([1, 2]),
-        "batch": st.sampled_from([1, 3, 40]),
+        "batch": st.sampled_from([1, 3, 12]),
     }
     return st.fixed_dictionaries(drawn_bundles.TREES | CALLS | drawn | changed)
 
@@ -257,6 +257,16 @@ def test_masks_that_pass_nothing_that_do_not_fit_and_that_are_let_go(tmp_path: P
 
 
 # -- which bundles and queries --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("slope", [np.full((1, 1, 6), 0.5), np.array([2, 0.25, -1, 1, 0, 0.5])])
+def test_prelu_is_rewritten_exactly(tmp_path: Path, slope: NDArray[Any]) -> None:
+    rng = np.random.default_rng(5)
+    bundle = make_bundle(tmp_path, rng, random_tree(rng, 5, 2), slope=slope.astype(np.float32))
+    queries, params = random_queries(rng, bundle, 3), SearchParams.uniform(3, 4, 6)
+    expected = ReferenceEngine(bundle).search(queries, params)
+    for name in ("onnx-cpu", "compiled-cpu"):
+        assert_array_equal(open_engine(bundle, engine=name).search(queries, params).ranks_BM, expected.ranks_BM)
 
 
 def test_a_trace_takes_memory_for_what_was_scored_and_no_more(tmp_path: Path) -> None:

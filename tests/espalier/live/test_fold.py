@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +13,17 @@ from benchmarks.engine_comparison import wrong_beams
 from benchmarks.random_bundles import make_bundle, random_memory, random_queries, random_tree
 from benchmarks.random_live import random_state
 from espalier.bundle import Bundle
-from espalier.bundle_writer import GraphContent, write_bundle
+from espalier.bundle_writer import write_bundle
 from espalier.engines import open_engine
 from espalier.errors import InvalidData
 from espalier.label_counts import LabelCounts
-from espalier.live.fold import content_of, folded, write_fold
+from espalier.live.fold import folded, write_fold
 from espalier.live.folded_chunks import folded_tree
 from espalier.live.rows import LiveRow, Placement
 from espalier.live.state import Change, LiveState
-from espalier.manifest import ManifestDraft
 from espalier.memory import Memory
 from espalier.search import SearchParams
+from tests.espalier.bundle.parts import content_of, draft_of
 from tests.espalier.drawn_bundles import drawn_bundle
 
 
@@ -127,11 +126,8 @@ def test_a_leaf_that_does_not_fit_is_refused(bundle: Bundle, leaves: list[tuple[
 
 
 def test_a_fold_knows_how_many_events_live_items_have_had(bundle: Bundle, tmp_path: Path) -> None:
-    content = content_of(bundle)
-    assert isinstance(content, GraphContent)
-    fields = {name: getattr(bundle.manifest, name) for name in ManifestDraft.model_fields}
-    counted = replace(content, counts=LabelCounts(np.arange(36), 100))
-    bundle = write_bundle(tmp_path / "counted" / "1", ManifestDraft(**fields), counted)
+    counted = content_of(bundle, counts=LabelCounts(np.arange(36), 100))
+    bundle = write_bundle(tmp_path / "counted" / "1", draft_of(bundle), counted)
     state = LiveState(bundle)
     delete(state, "item-4")
     put(state, "gone", count=5.0)

@@ -558,3 +558,9 @@ def test_a_count_lifts_an_item_by_its_bias_and_by_the_memory() -> None:
         assert 0 < lifts[0] < lifts[1] < lifts[2]
     nobody = ItemBody(like=("libsdl2-2.0-0",), count=400)
     assert first(placed(bundle, nobody)[0])[1].memory_to == ()
+
+
+def test_a_row_that_is_too_far_is_drawn_in() -> None:
+    scale = RowScale(np.zeros(3), np.ones(3), np.array([True, True, False]), 1.0, 2.0)
+    assert_allclose(scale.capped(np.array([1.0, 9.0, 5.0])), [1, 3, 5])
+    assert_allclose(scale.capped(np.array([1.0, 2.0, 5.0])), [1, 2, 5])
