@@ -92,7 +92,9 @@ def test_a_log_becomes_a_model_that_is_asked_and_served(installed: Path) -> None
     folder = installed.parent
     lines = [f"u{user},i{user % 6}-{item},{item}" for user in range(90) for item in range(12)]
     (folder / "log.csv").write_text("\n".join(["user,item,time", *lines]) + "\n")
-    espalier(installed, "new", "log.csv", "--out", "shop.toml", "--kind", "neighbours")
+    espalier(installed, "new", "log.csv", "--out", "shop.toml", "--kind", "otm-robust")
+    with (folder / "shop.toml").open("a") as config:  # what has the least of this package's compiled code, which is compiled anew
+        config.write('\n[tree]\nkind = "random"\n\n[optimiser]\nsteps = 60\n')
     espalier(installed, "fit", "--config", "shop.toml", "--out", "models/shop/1")
     pq.write_table(pa.table({"history": [["i1-1", "i1-2"]]}), folder / "users.parquet")
     espalier(installed, "predict", "--model", "models/shop", "--queries", "users.parquet", "--out", "top.parquet", "--m", 3, "--workers", 1)
