@@ -21,7 +21,6 @@ from espalier.live.fold import folded, write_fold
 from espalier.live.folded_chunks import folded_tree
 from espalier.live.rows import LiveRow, Placement
 from espalier.live.state import Change, LiveState
-from espalier.memory import Memory
 from espalier.search import SearchParams
 from tests.espalier.bundle.parts import content_of, draft_of
 from tests.espalier.drawn_bundles import drawn_bundle
@@ -71,14 +70,6 @@ def test_items_are_counted_anew_and_carry_their_fields(bundle: Bundle) -> None:
     handles = [fold.rows.row_R[state.table.entry(item_id).handle] for item_id in ("item-7", "new-a", "gone", "new-b")]  # type: ignore[union-attr]
     assert handles == [rows["item-7"], 35, -1, 36]
     assert fold.rows.of_rows(np.array([35, 4, -1])).tolist() == [34, -1, -1]
-
-
-def dense(memory: Memory) -> Any:
-    """float32[I, I]: all entries of a memory."""
-    items = len(memory.offset) - 1
-    found = np.zeros((items, items), np.float32)
-    found[np.repeat(np.arange(items), np.diff(memory.offset)), memory.item] = memory.value
-    return found
 
 
 def test_a_row_of_the_memory_that_is_too_long_for_a_bundle_keeps_its_largest_entries(

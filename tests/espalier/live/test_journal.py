@@ -140,12 +140,6 @@ def test_operations_of_another_journal_keep_their_numbers(journal: Journal) -> N
     assert journal.since(0, 1)[0].at == 3.0
 
 
-def test_a_journal_to_be_read_is_not_written_to(journal: Journal) -> None:
-    with pytest.raises(JournalReadOnly), Journal(journal.file, "read").writing():
-        pass
-    assert not journal.exists()
-
-
 def test_threads_append_and_read_at_once(journal: Journal) -> None:
     given: list[int] = []
 
