@@ -359,7 +359,12 @@ def test_only_histories_whose_length_is_no_number_are_cut(name: str, shape: list
     assert takes_any_length(helper.make_model(graph)) is is_own
 
 
-def test_the_first_query_after_warming_up_waits_for_no_code_even_without_golden_queries(models: Path) -> None:
+# -- in a process of its own ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_warming_up_leaves_no_code_to_be_waited_for_and_writes_nothing_below_the_home_folder(models: Path, tmp_path: Path) -> None:
+    """Even without golden queries. ONNX Runtime's telemetry would write a device id, and what it has seen."""
     assert len(Bundle.open(models / "books" / "1").golden()) == 0
     code = """
 import sys, pathlib, espalier
@@ -369,16 +374,6 @@ assert not search_queries.overloads
 engine.warm_up()
 assert search_queries.overloads
 """
-    subprocess.run([sys.executable, "-c", code, str(models / "books" / "1")], cwd=ROOT, check=True)
-
-
-# -- ONNX Runtime as engines start it -----------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_a_search_writes_nothing_below_the_home_folder(models: Path, tmp_path: Path) -> None:
-    """ONNX Runtime's telemetry would write a device id there, and what it has seen."""
-    code = "import sys, pathlib, espalier as e; e.open_engine(e.Bundle.open(pathlib.Path(sys.argv[1])), 'cpu').warm_up()"
     environment = {name: text for name, text in os.environ.items() if name != "ORT_DISABLE_TELEMETRY"} | {"HOME": str(tmp_path)}
     subprocess.run([sys.executable, "-c", code, str(models / "books" / "1")], cwd=ROOT, env=environment, check=True)
     assert list(tmp_path.rglob("*")) == []

@@ -33,6 +33,7 @@ from benchmarks.random_bundles import (
     sparse_rows,
     tree_over,
 )
+from benchmarks.random_live import random_state
 from benchmarks.synthetic import trained_kind
 from espalier.bundle import Bundle
 from espalier.bundle_writer import write_bundle
@@ -42,13 +43,14 @@ from espalier.engines.pipeline import Pipeline
 from espalier.engines.reference import ReferenceEngine
 from espalier.engines.stages import GivenQueries, TreeQuery
 from espalier.errors import DeviceUnavailable, InvalidQuery
-from espalier.manifest import Ranking
+from espalier.manifest import LinearScorer, Ranking
 from espalier.masks.eligibility import eligible_nodes, unrestricted_mask
 from espalier.queries import HistoryKind, QueryBatch, pad_histories
 from espalier.search import NodeMask, Precision, SearchParams
 from espalier.tree import complete_tree
 from tests.espalier.bundle.parts import content_of, draft_of
 from tests.espalier.compile_kernels import Recorder, compiled_elsewhere
+from tests.espalier.live.test_oracle import Oracle, graphs, linear
 from tests.espalier.second_stages import with_stacking, with_tail
 from tests.espalier.test_signature import (
     L3_HINGE,
@@ -409,6 +411,37 @@ def test_large_logits_keep_their_order_in_path_products(tmp_path: Path, large: f
     queries, params = QueryBatch(bundle.manifest.query, np.array([[large]], np.float32)), SearchParams.uniform(1, 4, 4)
     for engine in (GRAPHS.opened(bundle), ReferenceEngine(bundle)):
         assert engine.search(queries, params).item_rows_BM.tolist() == [[1, 3, 0, 2]]
+
+
+# -- live items ---------------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=18)
+@given(shape=st.one_of(graphs, linear))
+def test_live_items_are_found_as_if_folded(tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any]) -> None:
+    """As on a CPU, see live/test_oracle.py."""
+    oracle = Oracle(tmp_path_factory.mktemp("models"), shape)
+    queries, (params, folded) = oracle.queries(), oracle.params(shape["passing"], shape["excluded"])
+    searched = (LINEAR if isinstance(oracle.bundle.manifest.scorer, LinearScorer) else GRAPHS).opened(oracle.bundle)
+    searched.set_overlay(oracle.overlay)
+    oracle.assert_same(oracle.of_fold(searched.search(queries, params)), oracle.expected(queries, folded), searched.name)
+
+
+def test_usual_searches_with_live_items_find_their_cells_built(tmp_path: Path) -> None:
+    """By warm-up, for calls of every size: a capture takes a tenth of a second on a GPU, for which requests would wait."""
+    rng = np.random.default_rng(3)
+    bundle = make_bundle(tmp_path, rng, random_tree(rng, 3, 3), "product")
+    trees, usual = GRAPHS.searching(bundle), bundle.manifest.search
+    searched = Pipeline(bundle, trees)
+    searched.warm_up()
+    searched.set_overlay(random_state(rng, bundle).overlay())
+    built = len(trees.cells)
+    for batch in GRAPHS.cells.batches:
+        for row in (0, bundle.manifest.tree.items):  # trained and live
+            queries = random_queries(rng, bundle, batch)
+            queries.array[:, -1] = row
+            searched.search(queries, SearchParams.uniform(batch, usual.beam_size, usual.m))
+    assert len(trees.cells) == built
 
 
 # -- the compiler ---------------------------------------------------------------------------------------------------------

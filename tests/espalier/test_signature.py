@@ -71,7 +71,7 @@ def linear_shapes(**changed: st.SearchStrategy[Any]) -> st.SearchStrategy[Shape]
         "activation": st.sampled_from(["sigmoid", "l1-hinge", "l2-hinge", "l3-hinge", "l4-hinge"]),
         "width": st.sampled_from([1, 20, 300]),
         "threads": st.sampled_from([1, 2]),
-        "batch": st.sampled_from([1, 3, 40]),
+        "batch": st.sampled_from([1, 3, 12]),
     }
     return st.fixed_dictionaries(drawn_bundles.TREES | CALLS | drawn | changed)
 

