@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,12 @@ from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
+WRITE_KEY = "a-write-key-of-a-test"
+
+
+def asked(running: Service, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+    return running.request(method, path, body, Authorization=f"Bearer {WRITE_KEY}")
+
 
 def found(running: Service) -> set[str]:
     status, answer = running.request("POST", "/retrieve", {"queries": [{"history": ["item-1"]}], "m": 40, "beam_size": 64})
@@ -32,18 +39,18 @@ def test_a_service_whose_disk_is_lost_has_everything_again_that_the_backup_had(t
     models, url = tmp_path / "models", f"file://{tmp_path}/store"
     small_model(models, kind="product")
     publish(Objects(url, create=True), [models / "books" / "1"])
-    settings = {"ESPALIER_BACKUP": url, "ESPALIER_BACKUP_EVERY_S": "0.2", "ESPALIER_WRITE_KEYS": "a-write-key-of-a-test"}
+    settings = {"ESPALIER_BACKUP": url, "ESPALIER_BACKUP_EVERY_S": "0.2", "ESPALIER_WRITE_KEYS": WRITE_KEY}
     with service(models, 2, **settings) as running:
         numbers = []
         for item in range(5):
-            status, outcome = running.request("PUT", f"/models/books/items/new-{item}", {"events": [["item-1"]]})
+            status, outcome = asked(running, "PUT", f"/models/books/items/new-{item}", {"events": [["item-1"]]})
             assert status == 201, outcome
             numbers.append(outcome["sequence"])
-        assert running.request("DELETE", "/models/books/items/new-4")[0] == 200
+        assert asked(running, "DELETE", "/models/books/items/new-4")[0] == 200
         assert running.request("PUT", "/models/books/removed", {"ids": ["item-3"]})[0] == 200
         assert running.request("POST", "/models/books/default", {"version": 1})[0] == 200
         before = found(running)
-        stored = [running.request("GET", f"/models/books/items/new-{item}")[1] for item in range(4)]
+        stored = [asked(running, "GET", f"/models/books/items/new-{item}")[1] for item in range(4)]
         since = running.metric('espalier_live_backup_timestamp_seconds{model="books"}')
         until(lambda: running.metric('espalier_live_backup_timestamp_seconds{model="books"}') > since + 1)
         assert running.metric('espalier_live_backup_failures_total{model="books"}') == 0
@@ -51,13 +58,13 @@ def test_a_service_whose_disk_is_lost_has_everything_again_that_the_backup_had(t
             os.kill(pid, signal.SIGKILL)
     shutil.rmtree(models)
     assert journal(["restore", "--models", str(models), "--store", url]) == 0
-    with service(models, 1, **settings) as running:
+    with service(models, 2, **settings) as running:
         assert found(running) == before
         assert {f"new-{item}" for item in range(4)} <= before
         assert not {"new-4", "item-3"} & before
-        assert [running.request("GET", f"/models/books/items/new-{item}")[1] for item in range(4)] == stored
+        assert [asked(running, "GET", f"/models/books/items/new-{item}")[1] for item in range(4)] == stored
         assert running.request("GET", "/models/books/removed")[1]["ids"] == ["item-3"]
-        status, outcome = running.request("PUT", "/models/books/items/newer", {"events": [["item-1"]]})
+        status, outcome = asked(running, "PUT", "/models/books/items/newer", {"events": [["item-1"]]})
         assert (status, outcome["sequence"] > max(numbers) + 1) == (201, True)
         assert "newer" in found(running)
 
