@@ -17,7 +17,7 @@ PRUNED = {"model": "debian-depends", "q": '{"history":["libsdl2-2.0-0","libgl1"]
 STATES: dict[str, tuple[str, dict[str, str]]] = {
     **{view: (view, {}) for view in VIEWS},
     "frontier": ("frontier", {"beams": "10,100", "queries": "64"}),
-    **{f"{view} of strange titles": (view, {"model": "strange"}) for view in ("lab", "live", "replays", "tree", "whynot")},
+    **{f"{view} of strange titles": (view, {"model": "strange"}) for view in VIEWS},
     "two versions compared": ("lab", PAIR | {"side": "b", "version": "1", "b.version": "2"}),
     "an item that was pruned": ("whynot", PRUNED),
     "an item with a strange title": ("whynot", PAIR | {"item": "item-8"}),

@@ -132,7 +132,8 @@ def test_back_leaves_the_question_for_a_key(guarded: Service, browser: Browser) 
         expect(page.get_by_role("heading", level=1)).to_contain_text("Lab")
 
 
-@pytest.mark.parametrize(("width", "side_by_side"), [(PHONE["width"], False), *((width, True) for width in WIDTHS)])
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("side_by_side", [False, True])
 def test_every_result_shows_its_title_at_any_width(watched: Watched, width: int, side_by_side: bool) -> None:
     page = watched.page
     page.set_viewport_size({"width": width, "height": 844})

@@ -259,6 +259,14 @@ def test_the_health_check_of_the_image_finds_the_service_healthy(stack: Stack) -
     stack.wait_for(lambda: stack.state("service")["Health"]["Status"] == "healthy")
 
 
+def test_metrics_count_the_requests_that_came_in(stack: Stack) -> None:
+    ask(stack.engine, stack.url("SERVICE_PORT", "/retrieve"), QUERY)
+    status, text = ask(stack.engine, stack.url("SERVICE_PORT", "/metrics"))
+    assert status == 200
+    (count,) = re.findall(r'^espalier_requests_total{model="debian-depends",status="200"} (\S+)$', text, re.MULTILINE)
+    assert float(count) >= 1
+
+
 def test_logs_are_json_without_a_line_that_is_not(stack: Stack) -> None:
     lines = stack.engine.docker("logs", stack.container("service")).stderr.splitlines()
     assert lines
@@ -369,6 +377,18 @@ def test_prometheus_finds_every_replica_and_the_router(sharded: Stack) -> None:
         return (jobs.count("espalier"), jobs.count("espalier-shards")) == (2, 4)
 
     sharded.wait_for(up)
+
+
+def test_a_replica_may_end_unnoticed_and_a_shard_costs_coverage_alone(sharded: Stack) -> None:
+    first, second = sharded.compose("ps", "-q", "shard-0").stdout.split()
+    sharded.engine.docker("kill", first)
+    for _ in range(50):
+        assert retrieved(sharded, "ROUTER_PORT")["coverage"]["items"] == 1.0
+    sharded.engine.docker("kill", second)
+    sharded.wait_for(lambda: retrieved(sharded, "ROUTER_PORT")["coverage"]["missing"] == [0])
+    assert 0.3 < retrieved(sharded, "ROUTER_PORT")["coverage"]["items"] < 0.7
+    sharded.engine.docker("start", first, second)
+    sharded.wait_for(lambda: retrieved(sharded, "ROUTER_PORT")["coverage"]["items"] == 1.0)
 
 
 def test_the_trainer_trains_the_next_version_and_the_running_service_takes_it(stack: Stack) -> None:
