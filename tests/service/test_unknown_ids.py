@@ -88,7 +88,7 @@ def test_processes_add_up_also_those_that_ended_until_their_counts_are_old(tmp_p
     counts: list[unknown_ids.Blocks] = [{block: {"books": {"a": 2, "b": 1}}}, {block: {"books": {"a": 1}}, block - 1: {"books": {"c": 4}}}]
     for pid, own in enumerate([*counts, {block - 2: {"books": {"d": 9}}}], start=10):
         unknown_ids.write(tmp_path, pid, own)
-    for clock, files in ((now, 3), (now + 2 * BLOCK_S - 60, 3), (now + 2 * BLOCK_S + 60, 0)):  # the system's times of files lag behind `now`
+    for clock, files in ((now, 3), (now + 2 * BLOCK_S - 60, 3), (now + 2 * BLOCK_S + 60, 0)):  # times of files lag some milliseconds behind
         unknown_ids.drop_old(tmp_path, clock)
         read = unknown_ids.read(tmp_path)
         assert len(read) == files
