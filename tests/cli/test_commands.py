@@ -47,7 +47,8 @@ runpy.run_module(package, run_name="__main__", alter_sys=True)
 """
 
 
-@pytest.mark.parametrize(("package", "module_name"), [("espalier_cli", "numpy"), ("training", "typer")])
+@pytest.mark.parametrize("package", ["espalier_cli", "training"])
+@pytest.mark.parametrize("module_name", ["numpy", "typer"])
 def test_ctrl_c_while_a_command_loads_ends_it_with_a_line(package: str, module_name: str) -> None:
     done = subprocess.run([sys.executable, "-c", INTERRUPTED_IMPORT, module_name, package], capture_output=True, text=True, cwd=ROOT)
     assert (done.returncode, done.stderr) == (130, "Interrupted.\n")

@@ -71,6 +71,26 @@ def test_a_log_is_answered_for_each_of_its_users(tmp_path: Path, capsys: pytest.
     assert "--item: got 'what', expected ids that the model knows" in capsys.readouterr().err
 
 
+def test_columns_of_a_log_without_names_are_named_by_their_positions(tmp_path: Path) -> None:
+    (tmp_path / "log.tsv").write_text("007\tperl\t20\n7\tnginx\t1\n007\tlibc6\t10\nNA\tperl\t5\n")
+    asked = ["--model", SAMPLE, "--queries", tmp_path / "log.tsv", "--out", tmp_path / "top.parquet", "--workers", 1, "--m", 3]
+    assert run(*asked, "--user", 0, "--item", 1, "--time", 2) == 0
+    by_user = {row["0"]: row["items"] for row in pq.read_table(tmp_path / "top.parquet").to_pylist()}
+    model = espalier.open(SAMPLE, "cpu", frame="arrow")
+    assert by_user["007"] == model.search([["libc6", "perl"]], m=3).column("item").to_pylist()
+    assert by_user.keys() == {"007", "7", "NA"}
+
+
+def test_times_in_several_units_are_refused_unless_the_file_is_in_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "log.csv").write_text("user,item,at\nu,nginx,1700000000000\nu,perl,1700000001\nv,libc6,1700000002\n")
+    asked = ["--model", SAMPLE, "--queries", tmp_path / "log.csv", "--out", tmp_path / "top.parquet", "--workers", 1, "--user", "user"]
+    assert run(*asked, "--time", "at") == 1
+    examples = "'1700000001 (seconds), 1700000000000 (milliseconds)'"
+    expected = f"log.csv: column 'at': got {examples}, expected times in one unit: convert the others, or say --time file"
+    assert f"error: {expected}" in capsys.readouterr().err
+    assert run(*asked, "--time", "file") == 0
+
+
 def test_every_block_gets_its_own_numbers_and_filters(
     queries: Path, quick: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

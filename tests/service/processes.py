@@ -96,16 +96,16 @@ class Service:
     def replace_workers(self) -> None:
         """Kill each worker in turn, and wait until another one has taken its place."""
 
-        for place, pid in enumerate(self.workers(), self.started() + 1):
+        for place, pid in enumerate(self.workers(), self._started() + 1):
             os.kill(pid, signal.SIGKILL)
             until(partial(self._has_started, place), "another one takes its place")
 
-    def started(self) -> int:
+    def _started(self) -> int:
         """How many workers became ready so far."""
         return "".join(self.log).count("is ready on")
 
     def _has_started(self, times: int) -> bool:
-        return self.started() == times
+        return self._started() == times
 
 
 @contextmanager
@@ -125,7 +125,7 @@ def service(models: Path, workers: int, program: Sequence[str] = ("service",), *
     reader = threading.Thread(target=lambda: log.extend(stream), daemon=True)
     reader.start()
     try:
-        until(lambda: any("listening on" in line for line in log) or process.poll() is not None, "the service listens", COMPILING_S)
+        until(lambda: any("listening on" in line for line in log) or process.poll() is not None, "the service listens")
         found = re.search(r"listening on https?://127.0.0.1:(\d+)(?: and for operators on https?://127.0.0.1:(\d+))?", "".join(log))
         assert found, "".join(log)
         running = Service(process, int(found[1]), log, admin_port=int(found[2] or 0))

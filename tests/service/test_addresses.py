@@ -37,7 +37,7 @@ def test_the_address_of_customers_answers_no_route_of_admins_and_nothing_that_pe
     assert for_customers().fullmatch("/models/books/items/a\n/b")
 
 
-def test_operators_alone_reach_metrics_pages_and_admin_routes_and_both_addresses_answer_probes_and_customers(models: Path) -> None:
+def test_operators_alone_reach_metrics_pages_and_admin_routes(models: Path) -> None:
     with listening(models, **TWO) as running:
         for path in PAGES:
             found = running.ask(get(path))
@@ -46,6 +46,7 @@ def test_operators_alone_reach_metrics_pages_and_admin_routes_and_both_addresses
             assert running.ask(get(path), address=running.admin).status == 200, path
         for request, answered in (
             (get("/models/books/removed", KEY), 200),
+            (get("/models/books/heldout", KEY), 200),
             (get("/models/books/removed"), 401),
             (post("/models/books/unload", b'{"version": 7}', KEY), 404),
             (post("/models/books/frontier", b"{}", KEY), 422),
@@ -54,6 +55,10 @@ def test_operators_alone_reach_metrics_pages_and_admin_routes_and_both_addresses
             reply = running.ask(request, address=running.admin)
             assert reply.status == answered
             assert b"No such route" not in reply.body
+
+
+def test_both_addresses_answer_probes_and_customers_requests(models: Path) -> None:
+    with listening(models, **TWO) as running:
         for address in (running.address, running.admin):
             for request in (get("/livez"), get("/readyz"), get("/models"), get("/models/books"), retrieval()):
                 assert running.ask(request, address=address).status == 200
@@ -87,15 +92,18 @@ def test_both_addresses_end_with_the_service(models: Path) -> None:
     [
         ({"host": "0.0.0.0", "admin_address": "127.0.0.1:0"}, 200, [True]),
         ({"host": "127.0.0.1", "admin_address": "0.0.0.0:0"}, 403, [True]),
+        ({"host": "127.0.0.1", "admin_address": "127.0.0.1:0"}, 200, []),
+        ({"host": "0.0.0.0", "admin_address": "0.0.0.0:0"}, 403, [True, True]),
         ({"host": "127.0.0.1"}, 200, []),
+        ({"host": "0.0.0.0"}, 403, [True]),
         ({"host": "0.0.0.0", "open": True}, 200, [False]),
         ({"host": "0.0.0.0", "write_keys": (SecretStr("a-write-key-of-a-test"),)}, 403, []),
     ],
 )
 def test_without_keys_people_are_shown_to_this_machine_alone(
-    models: Path, caplog: pytest.LogCaptureFixture, settings: dict[str, Any], status: int, warned: list[bool]
+    versions: Path, caplog: pytest.LogCaptureFixture, settings: dict[str, Any], status: int, warned: list[bool]
 ) -> None:
-    with run(models, **settings) as running:
+    with run(versions, **settings) as running:
         assert running.client.get("/models/books/heldout").status_code == status
         assert running.client.get("/models/books").status_code == 200
     for listener in listen_on(Settings(port=0, **settings)):

@@ -269,6 +269,8 @@ async def test_large_bodies_share_their_memory(shelf: Running, catalogue: FakeCa
         ({"events": [["a"], ["b", 5]]}, "events[1][1]", "5", 'a valid string: "5"'),
         ({"events": [["a"], ["b"] * 6]}, "events[1]", '"6 ids"', "1 to 5 ids, the length of this model's histories"),
         ({"nothing": 1}, "nothing", "1", "only the fields fields, text, like, events, users, source_version, valid_until, count"),
+        ({"count": 0}, "count", "0", "greater than or equal to 1"),
+        ({"count": 2.5}, "count", "2.5", "a valid integer"),
         ({"count": 2**53 + 1}, "count", str(2**53 + 1), f"less than or equal to {2**53}"),
         ({"events": [["a"], ["b"]], "count": 1}, "count", "1", "at least 2, the number of events in the body"),
         ({"fields": {"title": {"en": "x"}}}, "fields.title", '{"en": "x"}', VALUES),

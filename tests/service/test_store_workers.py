@@ -54,7 +54,7 @@ def test_workers_serve_what_is_published_and_go_on_without_the_store(models: Pat
             status, answer = running.request("POST", "/models/books/default", {"version": 1})
             assert (status, "set-default" in answer["detail"]) == (409, True)
             assert ENVIRONMENT["AWS_SECRET_ACCESS_KEY"] not in "".join(running.log)
-    with service(tmp_path / "cache", 1, **settings) as running:  # the server is gone
+    with service(tmp_path / "cache", 2, **settings) as running:  # the server is gone
         until(lambda: serves(running, 3), within_s=60)
         assert running.request("GET", "/readyz")[0] == 200
         until(lambda: running.metric('espalier_store_failures_total{reason="unreachable"}') > 0)

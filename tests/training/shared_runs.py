@@ -31,7 +31,7 @@ from training.specification.models import deep_config
 
 CPU = torch.device("cpu")
 STEPS, CHECKPOINT_EVERY = 12, 5
-KINDS = ("otm-sequence", "otm-sequence whole", "otm-sequence content", "otm-robust", "otm", "tdm", "plt", "attention")
+KINDS = ("otm-sequence", "otm-sequence whole", "otm-sequence content", "otm-robust", "otm", "otm-no-bs", "tdm", "plt", "hsm", "attention")
 
 
 def write_log(folder: Path) -> None:

@@ -24,7 +24,7 @@ from training.compare.compare import CompareOptions, compare
 from training.compare.figures import Figures, figures_of, paired
 from training.compare.plan import USED
 from training.compare.plot import plot_rows
-from training.compare.report import continued, queries_file, queries_of, read_figures, save_figures
+from training.compare.report import Key, continued, queries_file, queries_of, read_figures, save_figures
 from training.data.splits import EvaluationPair
 from training.deep.prepare import prepare
 from training.neighbours.fit import neighbours
@@ -300,18 +300,30 @@ def test_a_comparison_is_not_continued_on_another_test_file_or_item_table(log: P
         changed.write_text(content)
 
 
+def test_figures_of_queries_survive_their_file(tmp_path: Path) -> None:
+    kept: dict[Key, Figures] = {("recipe", 1, 50): Figures(np.array([3, 5]), {RECALL_2: np.array([0.5, 1]), NDCG_2: np.array([0.25, 0])})}
+    kept["a|b", 2, None] = Figures(np.array([1]), {RECALL_2: np.array([0.0])})
+    save_figures(kept, tmp_path / "f.npz")
+    found = read_figures(tmp_path / "f.npz")
+    assert found.keys() == kept.keys()
+    for key, known in kept.items():
+        assert found[key].user_B.tolist() == known.user_B.tolist()
+        assert {metric: values.tolist() for metric, values in found[key].values.items()} == {
+            metric: values.tolist() for metric, values in known.values.items()
+        }
+    assert read_figures(tmp_path / "none.npz") == {}
+    whole = (tmp_path / "f.npz").read_bytes()
+    for damaged in (b"", b"garbage", whole[: len(whole) // 2]):
+        (tmp_path / "f.npz").write_bytes(damaged)
+        with pytest.raises(InvalidConfig, match=r"--json: got '.*f\.npz'"):
+            read_figures(tmp_path / "f.npz")
+
+
 @pytest.mark.parametrize("damaged", [b'{"rows": [', b"[]", b'{"rows": 7}', b"\xff\xfe{"])
-def test_a_damaged_report_or_file_of_figures_is_refused(tmp_path: Path, damaged: bytes) -> None:
+def test_a_damaged_report_is_refused(tmp_path: Path, damaged: bytes) -> None:
     (tmp_path / "rows.json").write_bytes(damaged)
     with pytest.raises(InvalidConfig, match="--json"):
         continued({"rows": []}, tmp_path / "rows.json", (), ("rows",))
-    file, names = tmp_path / "rows.queries.npz", [("recipe", 1, 50), ("a|b", 2, None)]
-    save_figures({name: of([3, 5], [0.5, 1.0]) for name in names}, file)
-    assert list(read_figures(file)) == names
-    for content in (b"", damaged, file.read_bytes()[:-50]):
-        file.write_bytes(content)
-        with pytest.raises(InvalidConfig, match=r"--json: got '.*\.npz'"):
-            read_figures(file)
 
 
 def test_methods_that_ended_early_are_run_again_with_more_time(log: Path, tmp_path: Path) -> None:
@@ -369,7 +381,7 @@ def test_the_recipe_plans_as_many_steps_as_training_makes_in_its_time(log: Path,
     assert recipe.shortened(config, prepared, costs, 0).optimiser.steps == 1
 
 
-@pytest.mark.parametrize("kind", ["otm-sequence", "content"])
+@pytest.mark.parametrize("kind", ["otm-robust", "otm-sequence", "content"])
 def test_a_recipe_that_begins_with_what_was_measured_trains_the_same_model(log: Path, tmp_path: Path, kind: str) -> None:
     raw = settings(log, steps=4).model_dump(mode="json")
     if kind == "otm-sequence":

@@ -271,9 +271,11 @@ def relearning(bundle: Bundle, tree: dict[str, Any], steps: int | None = None) -
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["bundle", "softmax_bundle"])
 def test_a_tree_that_is_learned_anew_raises_the_likelihood_and_writes_a_model_that_finds_about_as_much(
-    bundle: Bundle, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    bundle: Bundle = request.getfixturevalue(kind)
     out = tmp_path / "models" / "planted" / "2"
     caplog.set_level(logging.INFO, logger="training")
     config = relearning(bundle, {"rounds": 2}, steps=40)

@@ -300,6 +300,14 @@ def test_validated_weights_are_averages_over_steps(short: Begun, tmp_path: Path,
     assert_allclose(kept["node_rows"], expected, atol=1e-5)
 
 
+def test_a_warm_start_trains_tdm_first() -> None:
+    objective = {"beam_size": 40, "warm_start": 0.25, "negatives": 30}
+    config = deep_config({"kind": "otm", "name": "x", "data": {"log": "x"}, "optimiser": {"steps": 100}, "objective": objective})
+    stages = [fit_module.stage(config, step) for step in range(100)]
+    assert stages[:25] == [("tdm", TdmObjective(negatives=30))] * 25
+    assert stages[25:] == [("otm", config.objective)] * 75
+
+
 def test_a_batch_that_the_processes_cannot_share_alike_is_refused(short: Begun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fit_module, "processes", lambda: 7)
     with pytest.raises(InvalidConfig, match=r"optimiser\.batch: .*60.*a multiple of the 7 processes"):

@@ -177,7 +177,7 @@ def test_features_can_be_chosen(bundle: Bundle, tmp_path: Path) -> None:
     hours = replace(split_of(bundle).test, caller_features=[CallerFeatures({"hour": 1.0}, {1: {"sale": 1.0}})] * 30)
     sent = replace(split_of(bundle), test=hours)
     assert default_features(bundle, sent)[-2:] == ("query.hour", "item.sale")
-    for out, wanted in (("2", "query.hour item.sale"), ("3", "query.hour attribute.worth")):
+    for out, wanted in (("2", "query.hour item.sale"), ("3", "item.sale"), ("4", "query.hour attribute.worth")):
         chosen = () if out == "2" else tuple(wanted.split())
         added = add_ranker(bundle, open_engine(bundle, "cpu"), sent, replace(config, features=chosen), tmp_path / "m" / out, {})
         assert added.manifest.ranker is not None

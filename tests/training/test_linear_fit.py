@@ -256,34 +256,41 @@ def test_a_tail_holds_the_direction_of_each_items_points(xreg: Path) -> None:
     assert_allclose(rows, sums / np.linalg.norm(sums, axis=1, keepdims=True), atol=1e-6)
 
 
-def test_xreg_with_a_tail_is_served_with_scores_filters_of_scores_and_explanations(xreg: Path) -> None:
-    bundle = Bundle.open(xreg / "tail" / "1")
-    body = {"model": "tail", "queries": [{"features": bundle.heldout().column("features")[0].as_py()}], "m": 30, "beam_size": 30}
+@pytest.mark.parametrize("name", ["any", "tail"])
+def test_xreg_is_served_with_scores_filters_of_scores_and_explanations(xreg: Path, name: str) -> None:
+    bundle = Bundle.open(xreg / name / "1")
+    body = {"model": name, "queries": [{"features": bundle.heldout().column("features")[0].as_py()}], "m": 30, "beam_size": 30}
     with run(xreg, lambda opened: open_engine(opened, "cpu")) as running:
         items = answer(running, **body).json()["results"][0]["items"]
         scores = [item["score"] for item in items]
         some = answer(running, **body, min_score=(scores[4] + scores[5]) / 2).json()["results"][0]["items"]
         explained = answer(running, **body, explain_items=[items[0]["id"], items[7]["id"]]).json()["results"][0]["explain"]
-        described = running.client.get("/models/tail").json()
+        described = running.client.get(f"/models/{name}").json()
     assert len(items) == 30
     assert scores == sorted(scores, reverse=True)
     assert 0 < scores[-1] < scores[0] <= 1
     assert [item["id"] for item in some] == [item["id"] for item in items[:5]]
     first = explained["items"][0]
     mean = sum(np.exp(tree["rank"]) for tree in first["trees"] if tree["outcome"] == "scored") / len(first["trees"])
-    assert first["rank"] == pytest.approx(0.8 * np.log(mean) + first["tail"], abs=1e-4)
-    assert bundle.tail is not None
-    tail = {"form": "product", "alpha": 0.8, "gamma": 30.0, "entries": len(bundle.tail.value)}
-    assert (described["trees"], described["tail"]) == (2, tail)
+    assert ("tail" in first) == (name == "tail")
+    assert first["rank"] == pytest.approx(0.8 * np.log(mean) + first["tail"] if name == "tail" else np.log(mean), abs=1e-4)
+    tail = {"form": "product", "alpha": 0.8, "gamma": 30.0, "entries": len(bundle.tail.value)} if bundle.tail is not None else None
+    assert (described["trees"], described["tail"]) == ((2, tail) if name == "tail" else (3, None))
 
 
 # -- what is wrong --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("form", "name"), [("log", "nowhere.csv"), ("xmc", "nowhere.txt"), ("npz", "nowhere.npz")])
-def test_a_file_that_is_not_there_is_named(tmp_path: Path, form: str, name: str) -> None:
-    data = {"format": form, "train": name} | ({"train_labels": "b"} if form == "npz" else {})
-    with pytest.raises(InvalidData, match=f"{name}: .*expected a (readable|sparse matrix)"):
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"format": "log", "train": "nowhere.csv"}, "nowhere.csv: .*expected a readable"),
+        ({"format": "xmc", "train": "nowhere.txt"}, "nowhere.txt: .*expected a readable"),
+        ({"format": "npz", "train": "nowhere.npz", "train_labels": "b"}, "nowhere.npz: .*expected a sparse matrix"),
+    ],
+)
+def test_a_file_that_is_not_there_is_named(tmp_path: Path, data: dict[str, str], message: str) -> None:
+    with pytest.raises(InvalidData, match=message):
         trained(tmp_path, {"data": data})
     assert not (tmp_path / "models" / "any" / "1").exists()
 
@@ -442,7 +449,12 @@ def test_the_first_tree_is_that_of_a_model_of_one_and_the_others_are_different(f
         assert_array_equal(getattr(forest.chunks, name), getattr(alone.chunks, name))
     assert len({tuple(tree.leaf_item.tolist()) for tree, _ in forest.trees}) == TREES
     assert len({linear_run.seed_of_tree(seed, place) for seed in (0, 1, 2**32 - 1) for place in range(16)}) == 48
-    assert f"tree 3: {forest.trees[2].tree.node_count} nodes" in inspect(forest)
+
+
+def test_a_forest_is_inspected(forest: Bundle) -> None:
+    report = inspect(forest)
+    assert "an item's score is its mean over the 3 trees" in report
+    assert f"tree 3: {forest.trees[2].tree.node_count} nodes" in report
     assert forest.manifest.metrics["golden_overlap"] == 1
 
 

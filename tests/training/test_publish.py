@@ -17,7 +17,7 @@ import pytest
 
 import espalier_cli.__main__
 import training.__main__
-from benchmarks.random_bundles import make_bundle, random_tree
+from benchmarks.random_bundles import make_bundle, random_memory, random_tree
 from espalier.bundle import RANKER, Bundle
 from espalier.bundle_writer import with_parts
 from espalier.errors import BundleCorrupt, BundleExists, BundleNotFound, InvalidConfig, StoreMissing
@@ -73,6 +73,25 @@ def test_a_published_bundle_has_its_golden_answers_its_metrics_and_its_recall(so
     assert np.isnan(second)  # nothing is relevant to it
     assert Bundle.open(path, verify=True).manifest == published.manifest
     assert [child.name for child in path.parent.iterdir()] == ["3"]
+
+
+def test_a_memory_and_a_sequence_encoder_are_published_with_keys_among_the_golden_answers(source: Bundle, tmp_path: Path) -> None:
+    rng = np.random.default_rng(8)
+    tree = random_tree(rng, 3, 3)
+    memory = random_memory(rng, tree.item_count, 3, integer=False)
+    with_memory = make_bundle(tmp_path / "bare", rng, tree, integer=False, name="books", memory=memory, encoder="sequence")
+    parts = {"heldout.parquet": source.heldout(), "golden.parquet": unanswered(source.heldout(), "history")}
+    published = publish(
+        tmp_path / "models" / "shop" / "1", lambda folder: with_parts(with_memory, folder, {}, parts), answers, metrics, [2]
+    )
+    assert published.manifest.memory == with_memory.manifest.memory
+    assert published.graph_scorer.encoder == "sequence"
+    assert published.memory is not None
+    assert np.array_equal(published.memory.value, memory.value)
+    golden = published.golden()
+    for ranks, keys in zip(golden.column("ranks").to_pylist(), golden.column("keys").to_pylist(), strict=True):
+        assert keys == sorted(keys, reverse=True)
+        assert all(key >= rank for key, rank in zip(keys, ranks, strict=True))
 
 
 def wrong_answers(bundle: Bundle) -> pa.Table:

@@ -118,12 +118,13 @@ TREE = {"branching": 4, "max_leaf": 4}
 """Three levels over 40 labels."""
 
 TRAINERS: dict[str, tuple[Trainer, int, int]] = {
-    **{kind: (network(kind), 8, CHECKPOINT_EVERY) for kind in ("otm-robust", "otm-sequence", "attention")},
+    **{kind: (network(kind), 8, CHECKPOINT_EVERY) for kind in ("otm-robust", "tdm", "plt", "otm-sequence", "attention")},
     **{kind: (network(kind), 8, CHECKPOINT_EVERY) for kind in ("otm-robust content", "otm-sequence content")},
     "otm before its first checkpoint": (network("otm"), 3, 0),
     "otm at a checkpoint": (network("otm"), 10, 10),
     "otm at its last step": (network("otm"), 11, 10),
     "xr-linear": (linear("xr-linear", linear=GIVEN, tree=TREE), 2, 2),
+    "a forest": (linear("xr-linear", linear=GIVEN, tree=TREE | {"count": 2}), 3, 3),
     "a forest in its second tree": (linear("xr-linear", linear=GIVEN, tree=TREE | {"count": 2}), 5, 5),
     "stacking": (linear("xr-linear", linear=GIVEN, tree=TREE, stacking={"model": "network", "candidates": 5}), 2, 2),
     "xreg": (linear("xreg", tree={"max_leaf": 4}), 4, 4),

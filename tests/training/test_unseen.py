@@ -139,6 +139,7 @@ def test_graphs_of_other_shapes_and_numbers_are_refused(bundle: Bundle, tmp_path
 
     graphs = {
         "too few features": content_graph(torch.zeros(info.features - 1, width), info.entries),
+        "another width": content_graph(torch.zeros(info.features, width + 1), info.entries),
         "not finite": content_graph(nan, info.entries),
         "another input": model_with(bundle, renamed, CONTENT),
         "no graph": b"nothing",

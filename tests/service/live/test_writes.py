@@ -123,6 +123,21 @@ def test_an_item_is_read_while_others_are_applied(live: Live, monkeypatch: pytes
     assert in_time == [True]
 
 
+def test_where_a_read_item_hangs_is_what_its_write_said(live: Live) -> None:
+    trained = live.get("item-3").placed
+    assert trained is not None
+    assert (trained.by, trained.version) == ("trained", 1)
+    assert live.put("new", like=("item-9",)).placed == live.get("new").placed
+    moved = live.put("item-3", like=("item-9",)).placed
+    assert moved is not None
+    assert (moved.by, moved.parent) == ("like", trained.parent)
+    assert live.get("item-3").placed == moved
+    live.delete("item-3")
+    back = live.put("item-3").placed
+    assert back is not None
+    assert back.parent == trained.parent
+
+
 def test_a_write_says_where_its_item_hangs_in_the_default_version(live: Live, models: Path) -> None:
     add_version(models, 2, seed=1)
     live.admin("POST", "load", {"version": 2, "default": False})

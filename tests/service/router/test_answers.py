@@ -110,8 +110,9 @@ def put(shards: Cluster, item: str, **body: object) -> Json:
     return document
 
 
-def test_items_are_put_and_deleted_at_the_router(tmp_path: Path) -> None:
-    whole = whole_bundle(tmp_path / "models", "forest")
+@pytest.mark.parametrize("kind", ["linear", "forest"])
+def test_items_are_put_and_deleted_at_the_router(tmp_path: Path, kind: str) -> None:
+    whole = whole_bundle(tmp_path / "models", kind)
     with cluster(tmp_path / "models", shard_folders(whole, tmp_path / "shards", 2), write_keys=KEY, timeout_ms=5000) as shards:
         before = ids(shards.retrieve(**FEATURES)["results"][0])
         sequence = put(shards, "new", events=[EVENT])["sequence"]

@@ -34,22 +34,24 @@ NARROW = {"beam_size": 3, "m": 10, "max_beam_size": 64, "max_m": 64}
 """Beams that cut most of each level: each shard has one, so that two of them find other items than one bundle."""
 
 
-def of_histories(folder: Path) -> Raw:
-    """With a memory; of items with titles and tags."""
+TRAINED: Raw = {"scorer": {"node_dim": 8}, "optimiser": {"steps": 20}}
+
+
+def of_log(folder: Path, kind: str, **sections: Any) -> Raw:
+    """A model of histories, of items with titles and tags."""
     log, items = content_logs.write_log(folder)
-    trained: Raw = {"scorer": {"node_dim": 8}, "optimiser": {"steps": 20}}
-    return {"kind": "otm-sequence", "data": {"log": str(log), "items": str(items)}, "search": dict(NARROW)} | trained
+    return {"kind": kind, "data": {"log": str(log), "items": str(items)}, "search": dict(NARROW)} | sections
 
 
 def of_vectors(folder: Path) -> Raw:
     return vector_logs.settings(vector_logs.write_log(folder), optimiser={"steps": 20, "validate_every": 10}, search={"beam_size": 3})
 
 
-def of_forest(folder: Path) -> Raw:
+def of_points(folder: Path, trees: int = 1, **sections: Any) -> Raw:
     """A linear model of points that no line separates, so that `fit` takes stacking by itself: it has enough points."""
     data = npz_files(folder, train=parity(2400), test=parity(300, seed=2))
-    parts: Raw = {"tree": {"branching": 2, "max_leaf": 4, "count": 2}, "linear": {"cost": 1.0}}
-    return {"kind": "xr-linear", "data": data, "search": dict(NARROW)} | parts
+    raw: Raw = {"kind": "xr-linear", "data": data, "tree": {"branching": 2, "max_leaf": 4, "count": trees}, "search": dict(NARROW)}
+    return raw | {"linear": {"cost": 1.0}} | sections
 
 
 def of_degrees(folder: Path) -> Raw:
@@ -74,9 +76,11 @@ def of_texts(folder: Path) -> Raw:
 
 
 MADE: Mapping[str, Callable[[Path], Raw]] = {
-    "otm-sequence": of_histories,
+    "otm-sequence": lambda folder: of_log(folder, "otm-sequence", **TRAINED),
+    "neighbours": lambda folder: of_log(folder, "neighbours"),
     "otm-robust of vectors": of_vectors,
-    "xr-linear, a forest, stacked": of_forest,
+    "xr-linear, a forest": lambda folder: of_points(folder, trees=2, stacking={"model": "none"}),
+    "xr-linear, a forest, stacked": lambda folder: of_points(folder, trees=2),
     "xr-linear of texts": of_texts,
     "xreg, a forest with a tail": of_degrees,
 }
