@@ -7,6 +7,7 @@ import inspect
 import json
 import logging
 import re
+import shutil
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from starlette.routing import Route
 
 from tests import ROOT
 from tests.service.fake_catalogue import FakeCatalogue, FakeCatalogues
-from tests.service.running import Json, Running, bearer, counted, problem, run, small_model
+from tests.service.running import Json, Running, bearer, counted, problem, run
 
 KEYS = {"retrieve": "retrieve-key-0001", "write": "write-key-00000001", "admin": "admin-key-00000001", "internal": "internal-key-0001"}
 ACCESS: dict[str, Sequence[str]] = {
@@ -109,12 +110,9 @@ def every(operations: Sequence[Operation]) -> pytest.MarkDecorator:
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def models(two_versions: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A models folder with `books` in the versions 1 and 2."""
-    folder = tmp_path_factory.mktemp("contract")
-    for version in (1, 2):
-        small_model(folder, version, seed=version)
-    return folder
+    return Path(shutil.copytree(two_versions, tmp_path_factory.mktemp("contract"), dirs_exist_ok=True))
 
 
 def catalogues() -> FakeCatalogues:
