@@ -17,8 +17,9 @@ from espalier.bundle import Bundle
 from espalier.bundle_writer import GraphContent, LinearContent, write_bundle
 from espalier.checks.golden import GOLDEN_COLUMNS, columns_of_golden
 from espalier.chunks import Chunks, TreeChunks
+from espalier.engines.scorer_weights import Layer, ScorerWeights, scorer_graph
 from espalier.items import ItemTable
-from espalier.manifest import DenseLayer, InnerProductForm, ManifestDraft, MemoryFormula, MlpForm, Ranking, ScorerForm, SearchDefaults
+from espalier.manifest import InnerProductForm, ManifestDraft, MemoryFormula, MlpForm, Ranking, ScorerForm, SearchDefaults
 from espalier.masks.eligibility import forest_mask
 from espalier.memory import BUCKETS, Memory
 from espalier.node_rows import stored_as
@@ -61,15 +62,8 @@ def tree_over(rng: Rng, items: int, branching: int) -> Tree:
 
 def linear_graphs(width: int) -> tuple[bytes, bytes]:
     """Vector queries: state = vector; logit = ⟨state, row⟩."""
-    query = graph_model(
-        [helper.make_node("Unsqueeze", ["vector", "one"], ["query_state"])], ["vector"], "query_state", {"one": np.array([1])}, width
-    )
-    scorer_operators = [
-        helper.make_node("Unsqueeze", ["query_state", "two"], ["column"]),
-        helper.make_node("MatMul", ["node_rows", "column"], ["product"]),
-        helper.make_node("Squeeze", ["product", "two"], ["logits"]),
-    ]
-    return query, graph_model(scorer_operators, ["query_state", "node_rows"], "logits", {"two": np.array([2])}, width)
+    query = query_graph([helper.make_node("Unsqueeze", ["vector", "one"], ["query_state"])], ["vector"], {"one": np.array([1])}, width)
+    return query, scorer_graph(ScorerWeights(), width, width)
 
 
 def drawn(rng: Rng, shape: tuple[int, ...], integer: bool, step: float | None = None) -> NDArray[np.float32]:
@@ -113,17 +107,9 @@ def history_graphs(
         helper.make_node("MatMul", ["pooled", "w"], ["query_state"]),
     ]
     constants = {"zero": np.array(0), "two": np.array([2]), "last": np.array([-1]), "w": weights(width, hidden)}
-    query = graph_model(query_operators, ["history_nodes", "node_rows"], "query_state", constants, width)
-    scorer_operators = [
-        helper.make_node("MatMul", ["node_rows", "u"], ["node_part"]),
-        helper.make_node("Unsqueeze", ["query_state", "one"], ["per_query"]),
-        helper.make_node("Add", ["node_part", "per_query"], ["sum"]),
-        helper.make_node("PRelu", ["sum", "slope"], ["hidden"]),
-        helper.make_node("MatMul", ["hidden", "v"], ["product"]),
-        helper.make_node("Squeeze", ["product", "two"], ["logits"]),
-    ]
-    constants = {"one": np.array([1]), "two": np.array([2]), "u": weights(width, hidden), "v": weights(hidden, 1), "slope": slope}
-    return query, graph_model(scorer_operators, ["query_state", "node_rows"], "logits", constants, width)
+    query = query_graph(query_operators, ["history_nodes", "node_rows"], constants, width)
+    layer = Layer(weights(width, hidden), np.zeros(hidden, np.float32), slope)
+    return query, scorer_graph(ScorerWeights((layer,), weights(hidden)), hidden, width)
 
 
 def sequence_query(rng: Rng, width: int, hidden: int, levels: int, length: int, integer: bool, step: float | None = None) -> bytes:
@@ -149,7 +135,7 @@ def sequence_query(rng: Rng, width: int, hidden: int, levels: int, length: int, 
         "end": np.array([length]),
         "w": drawn(rng, (width, levels * hidden), integer, step),
     }
-    return graph_model(operators, ["history_leaves", "node_rows"], "query_state", constants, width)
+    return query_graph(operators, ["history_leaves", "node_rows"], constants, width)
 
 
 def random_memory(rng: Rng, items: int, length: int, integer: bool = True) -> Memory:
@@ -177,12 +163,8 @@ def random_memory(rng: Rng, items: int, length: int, integer: bool = True) -> Me
 
 def product_graphs(rng: Rng, width: int, integer: bool, step: float | None = None) -> tuple[bytes, bytes]:
     """History queries: state = W · Σ rows of the history's ancestors; logit = ⟨state, row⟩."""
-    slope = np.ones((1, 1, width), np.float32)
+    slope = np.ones(width, np.float32)
     return history_graphs(rng, width, width, integer, slope, step)[0], linear_graphs(width)[1]
-
-
-HISTORY_FORM = MlpForm(layers=(DenseLayer(weight="u", slope="slope"),), out=DenseLayer(weight="v"))
-"""What the scorer of `history_graphs` computes."""
 
 
 def make_bundle(
@@ -218,7 +200,7 @@ def make_bundle(
     memory  as `random_memory` makes one
     encoder `sequence`: the query encoder is that of `sequence_query`
     """
-    slope = np.full((1, 1, 6), 0.25, np.float32) if slope is None else slope
+    slope = np.full(6, 0.25, np.float32) if slope is None else slope
     query_kind = VectorKind(width=width) if kind == "vector" else HistoryKind(length=length)
     if graphs is not None:
         query, scorer = graphs
@@ -237,7 +219,7 @@ def make_bundle(
         stored_rows=stored_as(rows, dtype),
         state_levels=1 if kind == "vector" else tree.height + 1,
         weights=weights or {},
-        form=form if graphs else HISTORY_FORM if kind == "history" else InnerProductForm(),
+        form=form if graphs else MlpForm(layers=1) if kind == "history" else InnerProductForm(),
         state_dim=state_dim or (6 if kind == "history" else width),
         query_onnx=query,
         scorer_onnx=scorer,
@@ -351,27 +333,19 @@ def random_masks(rng: Rng, tree: Tree, batch: int, share: float, others: Sequenc
     return tuple(masks[i] for i in rng.integers(0, 3, batch))
 
 
-def graph_model(nodes: list[onnx.NodeProto], inputs: list[str], output: str, constants: dict[str, NDArray[Any]], width: int) -> bytes:
-    shapes: dict[str, tuple[int, list[str | int | None]]] = {
-        "vector": (onnx.TensorProto.FLOAT, ["B", width]),
-        "history_nodes": (onnx.TensorProto.INT64, ["B", "L", "T"]),
-        "history_leaves": (onnx.TensorProto.INT64, ["B", "T"]),
-        "query_state": (onnx.TensorProto.FLOAT, ["B", "S"]),
-        "logits": (onnx.TensorProto.FLOAT, ["B", "C"]),
+def query_graph(nodes: list[onnx.NodeProto], inputs: list[str], constants: dict[str, NDArray[Any]], width: int) -> bytes:
+    """The bytes of query.onnx; `width` is that of vectors and of node rows."""
+    inputs_by_name = {
+        "vector": helper.make_tensor_value_info("vector", onnx.TensorProto.FLOAT, ["B", width]),
+        "history_nodes": helper.make_tensor_value_info("history_nodes", onnx.TensorProto.INT64, ["B", "L", "T"]),
+        "history_leaves": helper.make_tensor_value_info("history_leaves", onnx.TensorProto.INT64, ["B", "T"]),
+        "node_rows": helper.make_tensor_value_info("node_rows", onnx.TensorProto.FLOAT, ["N", width]),
     }
-    rows: list[str | int | None] = ["N", width] if output == "query_state" else ["B", "C", width]
-
-    def info(name: str, is_output: bool = False) -> onnx.ValueInfoProto:
-        if name == "node_rows":
-            return helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, rows)
-        kind, shape = shapes[name]
-        return helper.make_tensor_value_info(name, kind, ["B", "L", "S"] if is_output and name == "query_state" else shape)
-
     graph = helper.make_graph(
         nodes,
         "graph",
-        [info(name) for name in inputs],
-        [info(output, True)],
+        [inputs_by_name[name] for name in inputs],
+        [helper.make_tensor_value_info("query_state", onnx.TensorProto.FLOAT, ["B", "L", "S"])],
         initializer=[numpy_helper.from_array(array, name) for name, array in constants.items()],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)

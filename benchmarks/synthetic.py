@@ -22,7 +22,7 @@ from espalier.bundle import Bundle
 from espalier.manifest import InnerProductForm
 from espalier.queries import QueryBatch
 from espalier.tree import complete_tree
-from training.deep.export import scorer_form
+from training.deep.export import form_of
 from training.deep.scorers.encoders import VectorEncoder, WindowEncoder
 from training.deep.scorers.heads import MlpHead, ProductHead
 from training.deep.scorers.model import NodeScorer, export_graphs, new_scorer, sequence_parts
@@ -63,7 +63,7 @@ def synthetic_bundle(folder: Path, height: int, gamma: float = 0.0, seed: int = 
         "max_beam_size": 1000,
         "max_m": 1000,
     }
-    return make_bundle(folder, rng, tree, gamma=gamma, name=name, rows=rows, graphs=graphs, form=scorer_form(model, graphs[1]), **sizes)
+    return make_bundle(folder, rng, tree, gamma=gamma, name=name, rows=rows, graphs=graphs, form=form_of(model), **sizes)
 
 
 def diffused_rows(rng: np.random.Generator, height: int, dim: int) -> NDArray[np.float32]:
@@ -136,7 +136,7 @@ def trained_kind(folder: Path, kind: str, hidden: tuple[int, ...], rng: np.rando
         integer=False,
         graphs=graphs,
         encoder="sequence" if kind == "sequence" else "levels",
-        form=scorer_form(model, graphs[1]),
+        form=form_of(model),
         weights={name: tensor.numpy() for name, tensor in model.state_dict().items() if name != "node_rows"},
         state_dim=state,
         width=24,

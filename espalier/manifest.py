@@ -70,26 +70,14 @@ class InnerProductForm(_Strict):
     kind: Literal["inner-product"] = "inner-product"
 
 
-class DenseLayer(_Strict):
-    """x → x · weight + bias, then max(x, 0) + slope · min(x, 0). Arrays are named as initialisers of scorer.onnx.
+class MlpForm(_Strict):
+    """logit = out(layerₗ(… layer₁(node row, query state))), the arrays named as `espalier.engines.scorer_weights` writes them.
 
-    weight      float32[in, out], or [out, in] where `transposed`
-    bias        one number, or one for each output; None: 0
-    slope       one number, or one for each output, by name or as the number itself (0 is ReLU); None: no activation
+    A layer is x → x · weight + bias, then max(x, 0) + slope · min(x, 0). The state is added to the first layer's sums.
     """
 
-    weight: str
-    transposed: bool = False
-    bias: str | None = None
-    slope: str | float | None = None
-
-
-class MlpForm(_Strict):
-    """logit = out(… layer₂(layer₁(node row, query state)) …); the state is added to the first layer's sums, before its activation."""
-
     kind: Literal["mlp"] = "mlp"
-    layers: tuple[DenseLayer, ...] = Field(min_length=1)
-    out: DenseLayer
+    layers: int = Field(ge=1)
 
 
 ScorerForm = Annotated[InnerProductForm | MlpForm, Field(discriminator="kind")]

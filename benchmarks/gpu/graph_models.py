@@ -23,7 +23,7 @@ from espalier.engines.triton.graph_engine import TritonSearch
 from espalier.manifest import GraphScorer, Ranking, SearchDefaults, TreeInfo
 from espalier.queries import HistoryKind
 from espalier.tree import Tree, complete_tree
-from training.deep.export import scorer_form
+from training.deep.export import form_of
 from training.deep.scorers.model import NodeScorer, export_graphs, new_scorer
 from training.specification.deep import PAPER_WINDOWS
 from training.specification.networks import MlpScorer, ProductScorer, Scorer
@@ -81,7 +81,7 @@ def model_of(height: int, form: str = "mlp") -> Bundle:
         node_dim=width,
         state_levels=height + 1,
         state_dim=model.head.state_dim,
-        form=scorer_form(model, graphs[1]),
+        form=form_of(model),
     )
     ranking = Ranking(own="logit", gamma=FORMS[form].gamma)
     search = SearchDefaults(beam_size=200, m=200, max_beam_size=1000, max_m=1000)

@@ -1,7 +1,7 @@
 """The weights of a bundle's scorer.onnx: an inner product, or an MLP that the query state enters in its first layer.
 
-The manifest declares which of the two it is and which arrays of the graph are its weights. The declaration is compared with the graph on
-random inputs, so that a wrong one is refused and never served.
+The manifest declares which of the two it is; an MLP's arrays have the names that `scorer_graph` gives them. The declaration is compared
+with the graph on random inputs, so that a wrong one is refused and never served.
 
 Legend: B queries, C candidates, D node row, S state.
 """
@@ -16,17 +16,19 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from espalier.bundle import Bundle
 from espalier.engines.graphs import read_graph
 from espalier.errors import UnsupportedGraph
-from espalier.manifest import DenseLayer, InnerProductForm, ScorerForm
+from espalier.manifest import InnerProductForm, MlpForm, ScorerForm
 
 Floats = NDArray[np.float32]
 MAX_HIDDEN = 4
 """Most hidden layers of an MLP in the kernels."""
+OPSET, IR_VERSION = 20, 10
+"""Of the graphs that are written here."""
 MAX_MATRIX = 256 * 128
 """Most weights of one layer, padded: more do not fit the shared memory of a GPU's multiprocessor."""
 
@@ -52,6 +54,11 @@ class ScorerWeights:
     out: Floats = field(default_factory=lambda: np.empty(0, np.float32))
     offset: float = 0.0
 
+    @property
+    def form(self) -> ScorerForm:
+        """The formula, for the manifest."""
+        return MlpForm(layers=len(self.layers)) if self.layers else InnerProductForm()
+
     def logits(self, state_BS: Floats, rows_BCD: Floats) -> Floats:
         """float32[B, C]: the logits that the kernels must compute, in NumPy."""
         if not self.layers:
@@ -61,6 +68,60 @@ class ScorerWeights:
             x = x @ layer.weight + layer.bias + (state_BS[:, None] if i == 0 else 0)
             x = np.where(x >= 0, x, layer.slope * x)
         return np.asarray(x @ self.out + self.offset, np.float32)
+
+
+def scorer_graph(weights: ScorerWeights, state_dim: int, node_dim: int) -> bytes:
+    """The bytes of scorer.onnx. torch's exporter would take over a second, and name the arrays as it likes."""
+    product = [
+        helper.make_node("Unsqueeze", ["query_state", "two"], ["column"]),
+        helper.make_node("MatMul", ["node_rows", "column"], ["products"]),
+        helper.make_node("Squeeze", ["products", "two"], ["logits"]),
+    ]
+    operators = _mlp_operators(len(weights.layers)) if weights.layers else product
+    arrays: dict[str, NDArray[Any]] = {"one": np.array([1]), "two": np.array([2]), "all": np.array([-1])}
+    for i, layer in enumerate(weights.layers):
+        arrays |= {f"layers.{i}.weight": layer.weight, f"layers.{i}.bias": layer.bias, f"layers.{i}.slope": layer.slope}
+    arrays |= {"out.weight": weights.out[:, None], "out.bias": np.array([weights.offset], np.float32)}
+    read = {name for operator in operators for name in operator.input}
+
+    def info(name: str, shape: list[str | int]) -> onnx.ValueInfoProto:
+        return helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+
+    graph = helper.make_graph(
+        operators,
+        "scorer",
+        [info("query_state", ["B", state_dim]), info("node_rows", ["B", "C", node_dim])],
+        [info("logits", ["B", "C"])],
+        [numpy_helper.from_array(array, name) for name, array in arrays.items() if name in read],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION)
+    serialised: bytes = model.SerializeToString()
+    return serialised
+
+
+def _mlp_operators(layers: int) -> list[onnx.NodeProto]:
+    """After the first layer, all candidates of all queries are the rows of one matrix: Gemm is faster than MatMul."""
+    operators = [
+        helper.make_node("MatMul", ["node_rows", "layers.0.weight"], ["node_part"]),
+        helper.make_node("Add", ["query_state", "layers.0.bias"], ["query_part"]),
+        helper.make_node("Unsqueeze", ["query_part", "one"], ["query_parts"]),
+        helper.make_node("Add", ["node_part", "query_parts"], ["sums_BCS"]),
+        helper.make_node("Shape", ["sums_BCS"], ["batch_and_candidates"], end=2),
+        helper.make_node("Shape", ["sums_BCS"], ["width"], start=2),
+        helper.make_node("Concat", ["all", "width"], ["rows_and_width"], axis=0),
+        helper.make_node("Reshape", ["sums_BCS", "rows_and_width"], ["sums.0"]),
+        helper.make_node("PRelu", ["sums.0", "layers.0.slope"], ["layers.0"]),
+    ]
+    for i in range(1, layers):
+        operators += [
+            helper.make_node("Gemm", [f"layers.{i - 1}", f"layers.{i}.weight", f"layers.{i}.bias"], [f"sums.{i}"]),
+            helper.make_node("PRelu", [f"sums.{i}", f"layers.{i}.slope"], [f"layers.{i}"]),
+        ]
+    return [
+        *operators,
+        helper.make_node("Gemm", [f"layers.{layers - 1}", "out.weight", "out.bias"], ["column"]),
+        helper.make_node("Reshape", ["column", "batch_and_candidates"], ["logits"]),
+    ]
 
 
 def scorer_weights(bundle: Bundle) -> ScorerWeights:
@@ -101,36 +162,33 @@ def verified_weights(model: onnx.ModelProto, form: ScorerForm, state_dim: int, n
 
 
 def _named(model: onnx.ModelProto, form: ScorerForm) -> ScorerWeights:
-    """The arrays that a form names, as kernels read them."""
+    """The arrays of a form, as kernels read them."""
     if isinstance(form, InnerProductForm):
         return ScorerWeights()
     arrays = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
-    if any(layer.slope is None for layer in form.layers) or form.out.slope is not None:
-        raise UnsupportedGraph("scorer.form: each hidden layer has an activation, and the output layer has none")
-    layers = tuple(_layer(arrays, layer) for layer in form.layers)
-    out = _layer(arrays, form.out)
-    if out.weight.shape[1] != 1:
-        raise UnsupportedGraph(f"scorer.form: the output layer has {out.weight.shape[1]} outputs, expected 1")
-    return ScorerWeights(layers, out.weight[:, 0], float(out.bias[0]))
+    layers = tuple(_layer(arrays, f"layers.{i}") for i in range(form.layers))
+    out = _array(arrays, "out.weight", 2)
+    if out.shape[1] != 1:
+        raise UnsupportedGraph(f"scorer.onnx: out.weight is float32{list(out.shape)}, expected one column")
+    return ScorerWeights(layers, out[:, 0], float(_vector(arrays, "out.bias", 1)[0]))
 
 
-def _layer(arrays: Mapping[str, NDArray[Any]], layer: DenseLayer) -> Layer:
-    weight = _array(arrays, layer.weight)
-    if weight.ndim != 2:
-        raise UnsupportedGraph(f"scorer.form: {layer.weight} is {weight.dtype}{list(weight.shape)}, expected a matrix")
-    weight = weight.T if layer.transposed else weight
-    return Layer(weight, _vector(arrays, layer.bias, 0.0, weight.shape[1]), _vector(arrays, layer.slope, 1.0, weight.shape[1]))
+def _layer(arrays: Mapping[str, NDArray[Any]], name: str) -> Layer:
+    weight = _array(arrays, f"{name}.weight", 2)
+    return Layer(weight, *(_vector(arrays, f"{name}.{part}", weight.shape[1]) for part in ("bias", "slope")))
 
 
-def _vector(arrays: Mapping[str, NDArray[Any]], entry: str | float | None, default: float, width: int) -> Floats:
-    """float32[width]: a named array or a number, one for each output of a layer."""
-    values = _array(arrays, entry).reshape(-1) if isinstance(entry, str) else np.array([default if entry is None else entry], np.float32)
-    if values.size not in (1, width):
-        raise UnsupportedGraph(f"scorer.form: {entry} has {values.size} numbers, expected 1 or {width}")
-    return np.ascontiguousarray(np.broadcast_to(values, width))
+def _vector(arrays: Mapping[str, NDArray[Any]], name: str, width: int) -> Floats:
+    vector = _array(arrays, name, 1)
+    if len(vector) != width:
+        raise UnsupportedGraph(f"scorer.onnx: {name} has {len(vector)} numbers, expected {width}")
+    return vector
 
 
-def _array(arrays: Mapping[str, NDArray[Any]], name: str) -> Floats:
-    if name not in arrays:
-        raise UnsupportedGraph(f"scorer.form names {name!r}, which is no initialiser of scorer.onnx")
-    return np.asarray(arrays[name], np.float32)
+def _array(arrays: Mapping[str, NDArray[Any]], name: str, dimensions: int) -> Floats:
+    """A float32 array that is contiguous. Raises UnsupportedGraph if there is none of this name and number of dimensions."""
+    array = arrays.get(name)
+    if array is None or array.dtype != np.float32 or array.ndim != dimensions:
+        actual = "nothing" if array is None else f"{array.dtype}{list(array.shape)}"
+        raise UnsupportedGraph(f"scorer.onnx: expected {name} in float32 with {dimensions} dimensions, got {actual}")
+    return np.ascontiguousarray(array)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
@@ -26,10 +27,10 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from benchmarks.random_bundles import (
-    graph_model,
     linear_graphs,
     make_bundle,
     product_graphs,
+    query_graph,
     random_masks,
     random_memory,
     random_queries,
@@ -41,11 +42,12 @@ from espalier.engines import open_engine
 from espalier.engines.compiled.engine import DenseSearch
 from espalier.engines.compiled.mlp import packed
 from espalier.engines.encoder import read_length, takes_any_length
+from espalier.engines.graphs import load_graph
 from espalier.engines.overflow_scores import dense_logits
 from espalier.engines.reference import ReferenceEngine
-from espalier.engines.scorer_weights import Layer, ScorerWeights, verified_weights
+from espalier.engines.scorer_weights import Layer, ScorerWeights, scorer_graph, verified_weights
 from espalier.errors import BundleCorrupt, DeviceUnavailable, UnsupportedGraph
-from espalier.manifest import DenseLayer, InnerProductForm, MlpForm, ScorerForm
+from espalier.manifest import InnerProductForm, MlpForm
 from espalier.read_only import read_only
 from espalier.search import SearchParams
 from espalier.stored_numbers import number
@@ -151,7 +153,7 @@ def test_an_encoder_of_vectors_that_was_exported_with_a_few_node_rows_is_taken(t
 
 def test_an_encoder_that_cannot_be_run_is_refused_with_the_reason(tmp_path: Path) -> None:
     nodes = [helper.make_node("Reshape", ["vector", "seven"], ["query_state"])]
-    query = graph_model(nodes, ["vector"], "query_state", {"seven": np.array([1, 7])}, 4)
+    query = query_graph(nodes, ["vector"], {"seven": np.array([1, 7])}, 4)
     bundle = small(tmp_path, "vector", graphs=(query, linear_graphs(4)[1]), form=InnerProductForm())
     with pytest.raises(DeviceUnavailable, match="compiled-cpu cannot run vector-1 version 1: ONNX Runtime cannot run"):
         open_engine(bundle, engine="compiled-cpu")
@@ -246,83 +248,81 @@ def test_a_row_that_overflows_in_a_compiled_mlp_leaves_the_others_alone() -> Non
 # -- declared forms of scorers: what the manifest says is compared with what the graph computes -------------------------
 
 
-def scorer_graph(*nodes: onnx.NodeProto, width: int = 4, **constants: NDArray[Any]) -> onnx.ModelProto:
-    def info(name: str, shape: list[int | str]) -> onnx.ValueInfoProto:
-        return helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
-
-    graph = helper.make_graph(
-        list(nodes),
-        "graph",
-        [info("query_state", ["B", width]), info("node_rows", ["B", "C", 4])],
-        [info("logits", ["B", "C"])],
-        [numpy_helper.from_array(array, name) for name, array in constants.items()],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
-
-
-PRODUCT = [
-    helper.make_node("Unsqueeze", ["query_state", "two"], ["column"]),
-    helper.make_node("MatMul", ["rows", "column"], ["product"]),
-    helper.make_node("Squeeze", ["product", "two"], ["logits"]),
-]
-PRODUCT_OF_ROWS = [helper.make_node("Identity", ["node_rows"], ["rows"]), *PRODUCT]
+@given(seed=st.integers(0, 999), widths=st.lists(st.integers(1, 9), min_size=1, max_size=5))
+def test_the_weights_of_a_graph_are_those_that_it_was_written_from(seed: int, widths: list[int]) -> None:
+    scorer = random_scorer(np.random.default_rng(seed), widths, integer=False) if len(widths) > 1 else ScorerWeights()
+    state_dim = widths[min(1, len(widths) - 1)]
+    model = load_graph("scorer.onnx", scorer_graph(scorer, state_dim, widths[0]))
+    weights = verified_weights(model, scorer.form, state_dim, widths[0])
+    for layer, written in zip(weights.layers, scorer.layers, strict=True):
+        for name in ("weight", "bias", "slope"):
+            assert_array_equal(getattr(layer, name), getattr(written, name))
+    assert_array_equal(weights.out, scorer.out)
+    assert weights.offset == np.float32(scorer.offset)
 
 
-def test_what_a_graph_seems_to_say_is_compared_with_what_it_computes() -> None:
-    """Slopes by candidate, in a layer as wide as there are candidates, look like slopes by channel."""
-    nodes = [
-        helper.make_node("MatMul", ["node_rows", "w"], ["product"]),
-        helper.make_node("Unsqueeze", ["query_state", "one"], ["state"]),
-        helper.make_node("Add", ["product", "state"], ["sum"]),
-        helper.make_node("PRelu", ["sum", "slope"], ["hidden"]),
-        helper.make_node("MatMul", ["hidden", "v"], ["column"]),
-        helper.make_node("Squeeze", ["column", "two"], ["logits"]),
-    ]
-    weights: dict[str, Any] = {"w": np.eye(4, 5), "v": np.ones((5, 1)), "slope": np.linspace(0, 1, 5)}
-    weights = {name: array.astype(np.float32) for name, array in weights.items()} | {"one": np.array([1]), "two": np.array([2])}
-    form = MlpForm(layers=(DenseLayer(weight="w", slope="slope"),), out=DenseLayer(weight="v"))
-    assert verified_weights(scorer_graph(*nodes, width=5, **weights), form, 5, 4).layers[0].slope.tolist() == [0, 0.25, 0.5, 0.75, 1]
-    weights["slope"] = weights["slope"][:, None]
-    with pytest.raises(UnsupportedGraph, match=r"computes something else than the mlp"):
-        verified_weights(scorer_graph(*nodes, width=5, **weights), form, 5, 4)
-    weights["v"] = weights["v"][:4]
-    with pytest.raises(UnsupportedGraph, match=r"cannot be run"):
-        verified_weights(scorer_graph(*nodes, width=5, **weights), form, 5, 4)
+def operator(model: onnx.ModelProto, kind: str) -> onnx.NodeProto:
+    node: onnx.NodeProto = next(node for node in model.graph.node if node.op_type == kind)
+    return node
 
 
-def mlp(*layers: DenseLayer, out: str = "out") -> MlpForm:
-    return MlpForm(layers=layers, out=DenseLayer(weight=out))
+def with_array(model: onnx.ModelProto, name: str, array: NDArray[Any]) -> None:
+    initializer = next(tensor for tensor in model.graph.initializer if tensor.name == name)
+    initializer.CopyFrom(numpy_helper.from_array(array, name))
+
+
+def another_function(model: onnx.ModelProto) -> None:
+    operator(model, "PRelu").op_type = "Add"
+
+
+def rows_of_another_network(model: onnx.ModelProto) -> None:
+    model.graph.node.insert(0, helper.make_node("Sigmoid", ["node_rows"], ["rows"]))
+    operator(model, "MatMul").input[0] = "rows"
 
 
 @pytest.mark.parametrize(
-    ("nodes", "form", "reason"),
+    ("widths", "change", "reason"),
     [
-        ([helper.make_node("Sigmoid", ["node_rows"], ["rows"]), *PRODUCT], InnerProductForm(), "something else than the inner-product"),
-        ([helper.make_node("MatMul", ["node_rows", "w"], ["rows"]), *PRODUCT], mlp(DenseLayer(weight="w", slope=0)), "else than the mlp"),
-        (PRODUCT_OF_ROWS, mlp(DenseLayer(weight="u", slope=0)), "names 'u', which is no initialiser"),
-        (PRODUCT_OF_ROWS, mlp(DenseLayer(weight="w")), "each hidden layer has an activation"),
-        (PRODUCT_OF_ROWS, mlp(DenseLayer(weight="one", slope=0)), r"one is float32\[1\], expected a matrix"),
-        (PRODUCT_OF_ROWS, mlp(DenseLayer(weight="w", slope=0, bias="two_biases")), "two_biases has 2 numbers, expected 1 or 4"),
-        (PRODUCT_OF_ROWS, mlp(DenseLayer(weight="w", slope=0), out="w"), "the output layer has 4 outputs, expected 1"),
-        (PRODUCT_OF_ROWS, mlp(DenseLayer(weight="wide", slope=0)), "takes states of 5 numbers, not of 4"),
+        ([4], rows_of_another_network, "something else than the inner-product"),
+        ([4, 4], another_function, "something else than the mlp"),
+        ([4, 4, 2], lambda model: with_array(model, "layers.1.weight", np.ones(4, np.float32)), r"layers.1.weight .* 2 dim.*float32\[4\]"),
+        ([4, 4], lambda model: with_array(model, "layers.0.slope", np.ones((4, 1), np.float32)), r"layers.0.slope .* got float32\[4, 1\]"),
+        ([4, 4], lambda model: with_array(model, "layers.0.bias", np.ones(4)), r"layers.0.bias in float32 .* got float64\[4\]"),
+        ([4, 4, 2], lambda model: with_array(model, "layers.1.bias", np.ones(1, np.float32)), "layers.1.bias has 1 numbers, expected 2"),
+        ([4, 4], lambda model: with_array(model, "out.weight", np.ones((4, 2), np.float32)), "out.weight is .* expected one column"),
+        ([4, 4], lambda model: with_array(model, "layers.0.weight", np.ones((5, 4), np.float32)), "cannot be run"),
+        ([4, 5], lambda model: None, "takes states of 5 numbers, not of 4"),
     ],
 )
-def test_a_wrong_declaration_of_a_scorer_is_refused(nodes: list[onnx.NodeProto], form: ScorerForm, reason: str) -> None:
-    floats = {"w": np.eye(4), "wide": np.eye(5), "out": np.ones((4, 1)), "two_biases": np.zeros(2)}
-    constants: dict[str, Any] = {name: array.astype(np.float32) for name, array in floats.items()}
+def test_a_graph_of_another_form_than_declared_is_refused(
+    widths: list[int], change: Callable[[onnx.ModelProto], None], reason: str
+) -> None:
+    scorer = random_scorer(np.random.default_rng(1), widths, integer=False) if len(widths) > 1 else ScorerWeights()
+    model = onnx.load_from_string(scorer_graph(scorer, 4, 4))
+    change(model)
     with pytest.raises(UnsupportedGraph, match=reason):
-        verified_weights(scorer_graph(*nodes, one=np.array([1]), two=np.array([2]), **constants), form, 4, 4)
+        verified_weights(model, scorer.form, 4, 4)
+
+
+def test_a_form_of_more_layers_than_the_graph_has_is_refused() -> None:
+    model = onnx.load_from_string(scorer_graph(random_scorer(np.random.default_rng(1), [4, 4], False), 4, 4))
+    with pytest.raises(UnsupportedGraph, match=r"expected layers.1.weight in float32 with 2 dimensions, got nothing"):
+        verified_weights(model, MlpForm(layers=2), 4, 4)
 
 
 def test_a_state_narrower_than_a_node_row_is_refused() -> None:
     """A state of one number times the sum of a row: in NumPy, which repeats it, that is an inner product."""
-    nodes = [
-        helper.make_node("Unsqueeze", ["query_state", "one"], ["column"]),
-        helper.make_node("Mul", ["node_rows", "column"], ["products"]),
-        helper.make_node("ReduceSum", ["products", "two"], ["logits"], keepdims=0),
-    ]
+    model = onnx.load_from_string(scorer_graph(ScorerWeights(), 1, 4))
+    del model.graph.node[:]
+    model.graph.node.extend(
+        [
+            helper.make_node("Unsqueeze", ["query_state", "two"], ["column"]),
+            helper.make_node("Mul", ["node_rows", "column"], ["products"]),
+            helper.make_node("ReduceSum", ["products", "two"], ["logits"], keepdims=0),
+        ]
+    )
     with pytest.raises(UnsupportedGraph, match="takes states of 4 numbers, not of 1"):
-        verified_weights(scorer_graph(*nodes, width=1, one=np.array([1]), two=np.array([2])), InnerProductForm(), 1, 4)
+        verified_weights(model, InnerProductForm(), 1, 4)
 
 
 # -- at how many places histories are read ------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from numpy.testing import assert_array_equal
 from numpy.typing import NDArray
 from onnx import helper
 
-from benchmarks.random_bundles import graph_model, linear_graphs, make_bundle, make_linear_bundle, random_tree, sparse_rows
+from benchmarks.random_bundles import linear_graphs, make_bundle, make_linear_bundle, query_graph, random_tree, sparse_rows
 from espalier.bundle import Bundle
 from espalier.chunks import LARGEST_RANK, Chunks
 from espalier.engines import open_engine
@@ -212,7 +212,7 @@ def unit_vectors(folder: Path) -> Bundle:
         helper.make_node("Div", ["vector", "sum"], ["divided"]),
         helper.make_node("Unsqueeze", ["divided", "one"], ["query_state"]),
     ]
-    query = graph_model(nodes, ["vector"], "query_state", {"one": np.array([1])}, 4)
+    query = query_graph(nodes, ["vector"], {"one": np.array([1])}, 4)
     rng = np.random.default_rng(3)
     tree = complete_tree(rng.permutation(16), 2)
     return make_bundle(

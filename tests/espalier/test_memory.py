@@ -19,7 +19,7 @@ from numpy.testing import assert_array_equal
 from numpy.typing import NDArray
 from onnx import helper
 
-from benchmarks.random_bundles import graph_model, linear_graphs, make_bundle, random_masks, random_memory, random_queries, random_tree
+from benchmarks.random_bundles import linear_graphs, make_bundle, query_graph, random_masks, random_memory, random_queries, random_tree
 from espalier import entry_lists
 from espalier.bundle import Bundle
 from espalier.bundle_writer import write_bundle
@@ -234,7 +234,7 @@ def test_a_node_whose_key_is_not_finite_is_no_candidate(tmp_path: Path, batch: i
         helper.make_node("Cast", ["present"], ["float"], to=onnx.TensorProto.FLOAT),
         helper.make_node("ReduceMax", ["float", "two"], ["query_state"], keepdims=1),
     ]
-    one = graph_model(nodes, ["history_nodes", "node_rows"], "query_state", {"zero": np.array(0), "two": np.array([2])}, 1)
+    one = query_graph(nodes, ["history_nodes", "node_rows"], {"zero": np.array(0), "two": np.array([2])}, 1)
     graphs = one, linear_graphs(1)[1]  # logits are node rows
     bundle = make_bundle(tmp_path, np.random.default_rng(1), tree, graphs=graphs, memory=memory, width=1, state_dim=1)
     rows_ND = np.zeros((15, 1), np.float32)

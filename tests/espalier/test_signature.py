@@ -259,7 +259,7 @@ def test_masks_that_pass_nothing_that_do_not_fit_and_that_are_let_go(tmp_path: P
 # -- which bundles and queries --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("slope", [np.full((1, 1, 6), 0.5), np.array([2, 0.25, -1, 1, 0, 0.5])])
+@pytest.mark.parametrize("slope", [np.full(6, 0.5), np.array([2, 0.25, -1, 1, 0, 0.5])])
 def test_prelu_is_rewritten_exactly(tmp_path: Path, slope: NDArray[Any]) -> None:
     rng = np.random.default_rng(5)
     bundle = make_bundle(tmp_path, rng, random_tree(rng, 5, 2), slope=slope.astype(np.float32))

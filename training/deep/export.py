@@ -10,15 +10,13 @@ Legend: B queries, M results, T history, C candidates.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import onnx
-import onnx.numpy_helper
 import pyarrow as pa
 import torch
 from torch import Tensor
@@ -29,7 +27,7 @@ from espalier.engines.runtime import ort
 from espalier.errors import BundleCorrupt
 from espalier.items import ItemTable
 from espalier.label_counts import LabelCounts
-from espalier.manifest import DenseLayer, InnerProductForm, ManifestDraft, MlpForm, Ranking, ScorerForm, SearchDefaults
+from espalier.manifest import ManifestDraft, Ranking, ScorerForm, SearchDefaults
 from espalier.memory import Memory
 from espalier.node_rows import rounded, stored_as
 from espalier.queries import HistoryKind, Kind, QueryBatch, VectorKind
@@ -44,7 +42,6 @@ from ..deep.memory import FIT_S, recounted
 from ..deep.prepare import Prepared
 from ..deep.queries import model_input, query_kind, rows_of_pairs
 from ..deep.ranking import ChosenRanking, choose_ranking
-from ..deep.scorers.heads import MlpHead, ProductHead
 from ..deep.scorers.model import NodeScorer, export_graphs
 from ..deep.scorers.sequence import SequenceQuery
 from ..deep.searches import Searches
@@ -183,7 +180,7 @@ def _content(
         golden=unanswered(heldout, queries.kind.kind),
         heldout=heldout,
         weights={name: tensor.numpy() for name, tensor in model.state_dict().items() if name not in ("node_rows", "content_table")},
-        form=scorer_form(model, scorer_onnx),
+        form=form_of(model),
         encoder="sequence" if isinstance(model.encoder, SequenceQuery) else "levels",
         content=_content_parts(model, prepared.content),
         memory=memory,
@@ -199,45 +196,10 @@ def _content_parts(model: NodeScorer, content: ItemContent | None) -> ContentPar
     return ContentParts(content.info, content.arrays, content_graph(model.content_table, content.info.entries))
 
 
-def scorer_form(model: NodeScorer, scorer_onnx: bytes) -> ScorerForm | None:
-    """The formula of the exported scorer, for the manifest; None for attention, which only ONNX Runtime runs.
-
-    An exporter is free to name, transpose and share what it writes, so the weights of a network are found by their values.
-    Raises BundleCorrupt where one is not there.
-    """
-    if isinstance(model.head, ProductHead):
-        return InnerProductForm()
-    if not isinstance(model.head, MlpHead):
-        return None
-    weights = {name: tensor.numpy() for name, tensor in model.head.state_dict().items()}
-    arrays = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in onnx.load_from_string(scorer_onnx).graph.initializer}
-    layers = ["node_part", *(f"layers.{i}" for i in range(len(model.head.layers)))]
-    try:
-        hidden = [_dense_layer(arrays, weights, name, f"slopes.{i}.weight") for i, name in enumerate(layers)]
-        return MlpForm(layers=tuple(hidden), out=_dense_layer(arrays, weights, "out", None))
-    except KeyError as error:
-        raise BundleCorrupt("scorer.onnx does not hold the weights of the network that it was exported from") from error
-
-
-def _dense_layer(arrays: Mapping[str, Float32], weights: Mapping[str, Float32], name: str, slope: str | None) -> DenseLayer:
-    weight, bias = weights[f"{name}.weight"], weights.get(f"{name}.bias")
-    for transposed, values in ((False, weight.T), (True, weight)):  # torch has [out, in]
-        array_name = next((key for key, array in arrays.items() if np.array_equal(array, values)), None)
-        if array_name is not None:
-            return DenseLayer(
-                weight=array_name,
-                transposed=transposed,
-                bias=None if bias is None else _vector_name(arrays, bias),
-                slope=None if slope is None else _vector_name(arrays, weights[slope]),
-            )
-    raise KeyError(name)
-
-
-def _vector_name(arrays: Mapping[str, Float32], values: Float32) -> str:
-    for name, array in arrays.items():
-        if np.array_equal(array.reshape(-1), values.reshape(-1)):
-            return name
-    raise KeyError("vector")
+def form_of(model: NodeScorer) -> ScorerForm | None:
+    """The formula of the exported scorer, for the manifest; None for attention, which only ONNX Runtime runs."""
+    weights = model.head.scorer_weights()
+    return None if weights is None else weights.form
 
 
 def query_input(model: NodeScorer, kind: Kind) -> str:

@@ -13,10 +13,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from espalier.engines.compiled.engine import DenseSearch
-from espalier.engines.scorer_weights import Layer, ScorerWeights
 from espalier.engines.stages import TreeQuery
 from espalier.masks.eligibility import EligibleNodes, eligible_nodes, unrestricted_mask
 from espalier.memory_lists import MemoryLists
@@ -31,7 +30,6 @@ from ..deep.instances import QueryRows
 from ..deep.parallel import gathered_values, process, processes
 from ..deep.prepare import Prepared
 from ..deep.queries import model_input, rows_of_pairs
-from ..deep.scorers.heads import MlpHead, ProductHead, SharedPReLU
 from ..deep.scorers.model import NodeScorer
 from ..deep.topology import Topology
 from ..specification.deep import DeepConfig
@@ -165,28 +163,8 @@ def compiled_search(model: NodeScorer, tree: Tree, gamma: float, own_score: OwnS
 
     key_weight  λ of a memory; 0 without one
     """
-    scorer = _scorer_of(model)
+    scorer = model.head.scorer_weights()
     if scorer is None or model.row_table is not None or model.node_rows.device.type != "cpu":
         return None
     rows_ND = model.node_rows.detach().numpy()
     return DenseSearch(tree, rows_ND, scorer, gamma, own_score == "log_activation", key_weight, torch.get_num_threads())
-
-
-def _scorer_of(model: NodeScorer) -> ScorerWeights | None:
-    head = model.head
-    if isinstance(head, ProductHead):
-        return ScorerWeights()
-    if not isinstance(head, MlpHead):
-        return None
-    first = _array(head.node_part.weight.T)
-    linear = [layer for layer in head.layers if isinstance(layer, nn.Linear)]
-    weights = [first, *(_array(layer.weight.T) for layer in linear)]
-    biases = [np.zeros(first.shape[1], np.float32), *(_array(layer.bias) for layer in linear)]
-    slope_of_layer = [slope.weight.item() for slope in head.slopes if isinstance(slope, SharedPReLU)]
-    slopes = [np.full(len(bias), slope, np.float32) for bias, slope in zip(biases, slope_of_layer, strict=True)]
-    layers = tuple(Layer(*arrays) for arrays in zip(weights, biases, slopes, strict=True))
-    return ScorerWeights(layers, _array(head.out.weight[0]), head.out.bias.item())
-
-
-def _array(weights: Tensor) -> NDArray[np.float32]:
-    return weights.detach().float().numpy()

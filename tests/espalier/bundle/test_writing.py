@@ -17,7 +17,7 @@ from onnx import helper
 
 import espalier.bundle_writer as bundle_writer
 import espalier.items as items_module
-from benchmarks.random_bundles import graph_model, linear_graphs, make_bundle, make_linear_bundle, random_tree
+from benchmarks.random_bundles import linear_graphs, make_bundle, make_linear_bundle, query_graph, random_tree
 from espalier.bundle import GRAPH_PARTS, Bundle, find_versions, is_model_name
 from espalier.bundle_writer import write_bundle
 from espalier.checks.golden import verify_golden
@@ -278,7 +278,7 @@ def test_a_sequence_encoder_must_have_a_state_for_a_history_without_an_item(tmp_
         helper.make_node("Expand", ["column", "shape"], ["query_state"]),
     ]
     constants = {"zero": np.array(0), "one": np.array([1]), "least": np.array(least, np.float32), "shape": np.array([1, 4, 4])}
-    query = graph_model(nodes, ["history_leaves", "node_rows"], "query_state", constants, 4)
+    query = query_graph(nodes, ["history_leaves", "node_rows"], constants, 4)
     rng = np.random.default_rng(1)
     graphs = query, linear_graphs(4)[1]
     bundle = make_bundle(tmp_path, rng, random_tree(rng, 3, 2), "product", graphs=graphs, state_dim=4, encoder="sequence")

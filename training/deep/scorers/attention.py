@@ -115,6 +115,9 @@ class AttentionHead(nn.Module):
         sums_BCS = weight_BTC.transpose(1, 2) @ projected_BTS + node_part_BCS
         return self.network.from_first_layer(sums_BCS)
 
+    def scorer_weights(self) -> None:
+        """Only ONNX Runtime runs this scorer."""
+
     def weights(self, rows_BTD: Tensor, node_rows: Tensor) -> Tensor:
         """a_t(n) [B, T, C] of behaviours' rows and node_rows [B, C, D]."""
         slope_BTAD = rows_BTD.unsqueeze(2) * self.product_part.weight + self.node_part.weight

@@ -13,8 +13,12 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
+
+from espalier.engines.scorer_weights import Layer, ScorerWeights
 
 from ...deep.parallel import drawn_rows
 
@@ -83,6 +87,17 @@ class MlpHead(nn.Module):
         """query_state [B, S], node_rows [B, C, D] → logits [B, C]."""
         return self.from_first_layer(self.node_part(node_rows) + query_state.unsqueeze(1))
 
+    def scorer_weights(self) -> ScorerWeights:
+        """The weights as engines with kernels of their own take them."""
+        first = _array(self.node_part.weight.T)
+        linear = [layer for layer in self.layers if isinstance(layer, nn.Linear)]
+        weights = [first, *(_array(layer.weight.T) for layer in linear)]
+        biases = [np.zeros(first.shape[1], np.float32), *(_array(layer.bias) for layer in linear)]
+        slope_of_layer = [slope.weight.item() for slope in self.slopes if isinstance(slope, SharedPReLU)]
+        slopes = [np.full(len(bias), slope, np.float32) for bias, slope in zip(biases, slope_of_layer, strict=True)]
+        layers = tuple(Layer(*arrays) for arrays in zip(weights, biases, slopes, strict=True))
+        return ScorerWeights(layers, _array(self.out.weight[0]), self.out.bias.item())
+
     def from_first_layer(self, sums_BCS: Tensor) -> Tensor:
         """The first layer's sums, before its PReLU → logits [B, C]."""
         flat = self.slopes[0](sums_BCS).flatten(0, 1)  # two-dimensional, so that it exports to Gemm
@@ -121,6 +136,14 @@ class ProductHead(nn.Module):
         """query_state [B, S], node_rows [B, C, S] → logits [B, C]."""
         with torch.autocast(node_rows.device.type, enabled=False):  # as in MlpHead
             return torch.bmm(node_rows, query_state.to(node_rows.dtype).unsqueeze(-1)).squeeze(-1)
+
+    def scorer_weights(self) -> ScorerWeights:
+        """An inner product has none."""
+        return ScorerWeights()
+
+
+def _array(weights: Tensor) -> NDArray[np.float32]:
+    return weights.detach().float().numpy()
 
 
 def dropped(x_BLF: Tensor, share: float, generator: torch.Generator) -> Tensor:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from espalier.engines.scorer_weights import scorer_graph
 from espalier.queries import Kind, VectorKind
 from espalier.tree import Tree
 
@@ -155,6 +156,9 @@ def export_graphs(model: NodeScorer, query_name: str, example: Tensor) -> tuple[
     query = onnx_bytes(
         QueryGraph(model), (example, rows_ND), [query_name, "node_rows"], "query_state", [query_dims, {0: dim.DYNAMIC} if uses_rows else {}]
     )
+    weights = model.head.scorer_weights()
+    if weights is not None:
+        return query, scorer_graph(weights, model.head.state_dim, rows_ND.shape[1])
     state_BS = model.state(example)[:, -1].detach().contiguous()  # the graph would record other strides
     rows_BCD = rows_ND[torch.arange(3 * len(state_BS)).view(len(state_BS), 3) % len(rows_ND)]
     scorer = onnx_bytes(
