@@ -35,7 +35,7 @@ from espalier.errors import BundleCorrupt, InvalidConfig, InvalidData, InvalidQu
 from espalier.read_only import read_only
 from espalier.stored_arrays import Dtypes, check_arrays
 from espalier.text.blocks import TextBlock
-from espalier.text.ngrams import ALONE, CHARS, SEPARATOR, WORDS, count_ngrams, fill_slots, fill_table, weigh
+from espalier.text.ngrams import ALONE, CHARS, LETTER, SEPARATOR, WORDS, count_ngrams, fill_slots, fill_table, weigh
 from espalier.text.sparse_rows import MAX_FEATURES, SparseRows, concatenated
 
 Array = NDArray[Any]
@@ -51,8 +51,6 @@ ALONE_RANGES = (
     (0x3005, 0x3007), (0x3021, 0x3029), (0x3031, 0x3035), (0x3038, 0x303C), (0x3040, 0x30FF), (0x31F0, 0x31FF), (0x3400, 0x4DBF),
     (0x4E00, 0x9FFF), (0xF900, 0xFAFF), (0xFF66, 0xFF9F), (0x1AFF0, 0x1B16F), (0x20000, 0x3FFFF),
 )  # fmt: skip
-_ALONE = "".join(f"{chr(first)}-{chr(last)}" for first, last in ALONE_RANGES)
-_WORD = re.compile(rf"[{_ALONE}]|[^\W_{_ALONE}]+")
 _VARIATIONS = ((0xFE00, 0xFE0F), (0xE0100, 0xE01EF))
 _DTYPES: Dtypes = {"vocabulary": np.int64, "hash": np.uint64, "idf": np.float32, "text_from": np.int64, "text": np.uint8}
 
@@ -69,8 +67,8 @@ def normalise(text: str) -> str:
 
 
 def words_of(text: str) -> list[str]:
-    """The words, normalised; each Chinese or Japanese character is one."""
-    return _WORD.findall(normalise(text))
+    """The words, normalised, as the compiled code finds them; each Chinese or Japanese character is one."""
+    return _word().findall(normalise(text))
 
 
 class Vectoriser:
@@ -276,6 +274,14 @@ def _classes() -> NDArray[np.uint8]:
     for first, last in _VARIATIONS:  # otherwise the invisible part of an emoji would be a word
         classes[first : last + 1] = SEPARATOR
     return read_only(classes)[0]
+
+
+@cache
+def _word() -> re.Pattern[str]:
+    """A word, by the classes of its characters. Marks that are letters are none to `re`."""
+    alone = "".join(f"{chr(first)}-{chr(last)}" for first, last in ALONE_RANGES)
+    marks = "".join(c for c in map(chr, np.flatnonzero(_classes() == LETTER)) if not c.isalnum())
+    return re.compile(rf"(?!\W)[{alone}]|(?:[^\W_{alone}]+|[{marks}]+)+")
 
 
 def _chunks(texts: Sequence[str]) -> Iterator[tuple[Array, Array]]:

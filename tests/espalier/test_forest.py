@@ -6,9 +6,11 @@ That engines search them as the reference does is in test_signature.py, too.
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +26,7 @@ from espalier.bundle_writer import with_parts
 from espalier.checks.golden import verify_golden
 from espalier.chunks import TreeChunks
 from espalier.engines import open_engine
+from espalier.engines.linear.beam import search_queries
 from espalier.engines.reference import ReferenceEngine
 from espalier.engines.reference_stacking import candidate_features
 from espalier.errors import BundleCorrupt, InvalidQuery
@@ -355,6 +358,38 @@ def test_threads_share_what_stacking_writes_to(tmp_path: Path, monkeypatch: pyte
         for own in threads.map(lambda _: engine.search(batch, params), range(8)):
             assert_array_equal(own.item_rows_BM, expected.item_rows_BM)
             assert_array_equal(own.keys_BM, expected.keys_BM)
+
+
+@pytest.mark.parametrize("trees", [1, 2])
+def test_threads_that_search_linear_scorers_at_once_do_not_disturb_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trees: int
+) -> None:
+    """They share the arrays that a search writes to: two at once would crash the process."""
+    rng = np.random.default_rng(8)
+    tree = random_tree(rng, 3, 4)
+    others = [tree_over(rng, tree.item_count, 4) for _ in range(trees - 1)]
+    bundle = make_linear_bundle(tmp_path, rng, tree, Ranking(own="log_activation", gamma=1), integer=False, others=others)
+    engine, queries = open_engine(bundle), random_queries(rng, bundle, 8, integer=False)
+    running: list[int] = []
+
+    def search_slowly(*arguments: Any) -> Any:
+        assert not running
+        running.append(1)
+        time.sleep(0.005)
+        try:
+            return search_queries(*arguments)
+        finally:
+            running.pop()
+
+    def found(b: int) -> SearchResult:
+        return engine.search(queries.take(np.array([b])), SearchParams.uniform(1, 1 + b, 1 + b))
+
+    expected = [found(b) for b in range(8)]
+    monkeypatch.setattr("espalier.engines.linear.chunk_search.search_queries", search_slowly)
+    with ThreadPoolExecutor(4) as threads:
+        for own, alone in zip(threads.map(found, range(8)), expected, strict=True):
+            assert_array_equal(own.item_rows_BM, alone.item_rows_BM)
+            assert_array_equal(own.ranks_BM, alone.ranks_BM)
 
 
 def test_tables_have_limits_and_the_manifest_says_how_many_points_vote(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -178,6 +178,13 @@ BLOCKS = st.lists(
 )
 
 
+@given(TEXTS)
+def test_words_are_those_that_rows_are_made_of(texts: list[str]) -> None:
+    """Vowel signs are parts of words: without them, different words of Hindi or Tamil are the same."""
+    for text in [*texts, "हिन्दी किताब", "கடல் கடை", "カード・ゲーム"]:
+        assert text_module.words_of(text) == words_of(text)
+
+
 @given(TEXTS, BLOCKS, st.lists(st.text(max_size=20), max_size=3))
 def test_rows_are_those_of_the_definition(texts: list[str], blocks: list[TextBlock], others: list[str]) -> None:
     oracle = Oracle(texts, blocks)

@@ -8,6 +8,7 @@ Legend: B queries, T trees, N nodes, X excluded nodes, M results, H levels, C ca
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import repeat
@@ -85,7 +86,7 @@ class ChunkResults(NamedTuple):
 
 
 class ChunkSearch:
-    """Searches trees of linear scorers. One search at a time, which may use several threads.
+    """Searches trees of linear scorers. Searches of several threads wait for each other; each may use several threads itself.
 
     last     the level whose nodes are the results: the leaves by default, an inner level while those below are still being trained
     threads  the queries of one search are split among them
@@ -94,6 +95,7 @@ class ChunkSearch:
     def __init__(self, tree: Tree, chunks: Chunks, ranking: Ranking = L3_HINGE, last: int | None = None, threads: int = 1) -> None:
         self._last = tree.height if last is None else last
         self.ranker = np.float32(ranking.gamma), power_of(ranking)
+        self._lock = threading.Lock()
         self._open([tree], FeatureTables.of(tree, chunks, self._last), chunks.width, threads)
         self._pool = ThreadPoolExecutor(threads, "chunk-search") if threads > 1 else None
 
@@ -140,17 +142,18 @@ class ChunkSearch:
             raise InvalidQuery(name, value, "at least 1")
         if queries.width != self.width:
             refuse(queries, -1, self.width)
-        if self._room != largest:
-            self._make_room(*largest)
-        out = self._results(len(queries) * len(self.trees), largest[1] or self._max_results, trace, frontier)
         excluded_BX = NO_NODES if params.excluded_BX is None else params.excluded_BX
         arrays = *queries.arrays, *read_only(params.beam_size_B, params.m_B, excluded_BX)
-        if len(queries) == 1:
-            eligible_N = ALL_NODES if params.groups is None else params.groups[0][1]
-            masks = ALL_NODES if eligible_N is None else read_only(eligible_N)[0]
-            wrong_entry = search_queries(self._one_query, arrays, self._tables, masks, self.ranker, self._workspaces[0], out)
-        else:
-            wrong_entry = self._search_groups(params.groups or [(np.arange(len(queries)), None)], arrays, out)
+        with self._lock:
+            if self._room != largest:
+                self._make_room(*largest)
+            out = self._results(len(queries) * len(self.trees), largest[1] or self._max_results, trace, frontier)
+            if len(queries) == 1:
+                eligible_N = ALL_NODES if params.groups is None else params.groups[0][1]
+                masks = ALL_NODES if eligible_N is None else read_only(eligible_N)[0]
+                wrong_entry = search_queries(self._one_query, arrays, self._tables, masks, self.ranker, self._workspaces[0], out)
+            else:
+                wrong_entry = self._search_groups(params.groups or [(np.arange(len(queries)), None)], arrays, out)
         if wrong_entry >= 0:
             refuse(queries, wrong_entry, self.width)
         leaves_BM, ranks_BM, count_B, *traced = out

@@ -23,9 +23,7 @@ Int64 = NDArray[np.int64]
 
 
 class SparseSearch(TreeSearch):
-    """See the module. `rounding` bounds differences of ranks whose float32 sums have another order, for logits of a few units. One search
-    at a time.
-    """
+    """See the module. `rounding` bounds differences of ranks whose float32 sums have another order, for logits of a few units."""
 
     name = "sparse-cpu"
     rounding = 1e-4
