@@ -128,7 +128,9 @@ def _write_manifest(store: Objects, local: StoredManifest) -> bool:
     key = manifest_key(local.manifest.name, local.manifest.version)
     created = store.create(key, local.content)
     stored = store.read(key, MAX_MANIFEST_BYTES)  # some stores do not keep the promise of `create` when two write at once
-    if stored is None or stored.content != local.content:
+    if stored is None:  # S3 drops a write while another write or a deletion of the object is under way (409)
+        raise StoreConflict(f"{store.url}/{key}: not written, because another process writes or deletes it; publish again")
+    if stored.content != local.content:
         raise _conflict(store, local.manifest)
     return created
 

@@ -381,16 +381,27 @@ class Connection(HttpToolsProtocol):
         if self._client_gone is not None and not self._client_gone.done():
             self._client_gone.set_result(None)
 
+    @property
+    def _has_long_rest(self) -> bool:
+        """Whether more of the body is unread than is skipped after an answer."""
+        is_long = self.expect_100_continue or not isinstance(self._body_left, int) or self._body_left > SKIPPED_BYTES
+        return not self.complete and is_long
+
+    def on_whole_answer(self) -> None:
+        """An answer begins that reads no more of the body. If that ends the connection, its head says so."""
+        if self._has_long_rest:
+            self.cycle.keep_alive = False
+
     def on_response_complete(self) -> None:
         self.server_state.total_requests += 1
         if self.transport.is_closing() or self._lingering:
             return
         self.since = self.loop.time()
         self._shared.idle[self] = None
+        if self._has_long_rest:
+            self.finish()
+            return
         if not self.complete:
-            if self.expect_100_continue or not isinstance(self._body_left, int) or self._body_left > SKIPPED_BYTES:
-                self.finish()
-                return
             self._part_began_at = self.since  # the rest of the body has the time limit of a head
         self._resume_reading()
         if self._unparsed:

@@ -65,8 +65,13 @@ class KeyLimits:
         self._slots: bytearray | mmap.mmap = bytearray(SLOT_BYTES * SLOTS)
         if file is not None:
             self._file = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            os.truncate(self._file, SLOT_BYTES * SLOTS)
-            self._slots = mmap.mmap(self._file, SLOT_BYTES * SLOTS)
+            try:
+                os.posix_fallocate(self._file, 0, SLOT_BYTES * SLOTS)  # without space for a page, its first use would kill the process
+                self._slots = mmap.mmap(self._file, SLOT_BYTES * SLOTS)
+            except OSError as error:
+                log.error("%s: %s: until a restart each worker counts requests of keys by itself", file, error.strerror)
+                os.close(self._file)
+                self._file = None
         self._clock = clock
         self._key_slots: dict[Key, _Slot] = {}
 

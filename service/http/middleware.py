@@ -153,10 +153,12 @@ class Edge:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                if connection is not None and not (status == 200 and direct is not None and direct.streams):
+                    connection.on_whole_answer()
                 message["headers"] = [*message["headers"], (b"x-request-id", info.request_id)]
             await send(message)
 
-        connection = scope.get(CONNECTION)
+        connection, direct = scope.get(CONNECTION), None
         if connection is not None and connection.for_customers and not self.customer_paths.fullmatch(scope["path"]):
             await send_problem(send_marked, problem(404, NO_ROUTE), {})
             return

@@ -34,7 +34,7 @@ class Backups(HostThread):
         self._settings, self._url, self._metrics = settings, url, metrics
         self._store: Objects | None = None
         self._due: dict[str, float] = {}  # model → when, of time.monotonic(), because the clock may be set
-        self._failed: set[str] = set()  # models whose last attempt failed, which was logged
+        self._problems: dict[str, str] = {}  # model → what failed last time, which was logged
         self._logged_error = ""
 
     def _work(self) -> None:
@@ -58,6 +58,7 @@ class Backups(HostThread):
     def _back_up(self, name: str, folder: Path) -> None:
         """Back a model up, and note when the next backup is due."""
         every_s, now = self._settings.backup_every_s, time.monotonic()
+        problem, pause_s = "is not backed up; it is tried again", min(RETRY_S, every_s)
         self._metrics.count("espalier_live_backup_failures_total", name, by=0)  # so that Prometheus sees the first one as an increase
         try:
             self._store = self._store or Objects(self._url, create=True)
@@ -71,17 +72,17 @@ class Backups(HostThread):
             backup = back_up(self._store, folder, on_bytes=lambda _: self._check_stopped())
             if backup is not None:
                 self._metrics.show("espalier_live_backup_timestamp_seconds", time.time(), name)
+                problem, pause_s = "is backed up, but its old backups are not deleted", every_s
                 prune(self._store, name, self._settings.backup_keep)
             self._due[name] = now + every_s
         except BeingBackedUp:  # a command does so
-            self._due[name] = now + min(RETRY_S, every_s)
+            self._due[name] = now + pause_s
         except (EspalierError, OSError) as error:
-            self._due[name] = now + min(RETRY_S, every_s)
+            self._due[name] = now + pause_s
             self._metrics.count("espalier_live_backup_failures_total", name)
-            if name not in self._failed:
-                log.error("%s is not backed up; it is tried again: %s", name, error)
-            self._failed.add(name)
+            if self._problems.get(name) != problem:
+                log.error("%s %s: %s", name, problem, error)
+            self._problems[name] = problem
         else:
-            if name in self._failed:
+            if self._problems.pop(name, None) is not None:
                 log.info("%s is backed up again", name)
-            self._failed.discard(name)

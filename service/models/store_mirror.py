@@ -12,7 +12,7 @@ import logging
 import os
 import random
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -60,6 +60,10 @@ class _Damage(NamedTuple):
     next_pause_s: float
 
 
+class _Overtaken(Exception):
+    """While a version was being downloaded, the store's serving.json of a model has changed."""
+
+
 class StoreMirror(HostThread):
     """state: how far this host has followed the store; replaced as a whole, so that any thread may read it.
 
@@ -76,7 +80,9 @@ class StoreMirror(HostThread):
         self.state = StoreState()
         self._store: Objects | None = None
         self._settled = False
+        self._models: Mapping[str, StoredModel] = {}  # of the store, at the last round
         self._failures, self._next, self._answered, self._noted = 0, 0.0, time.monotonic(), 0.0
+        self._look_at = 0.0  # when a download looks at the store's defaults
         self._damage: dict[tuple[str, int], _Damage] = {}
         self._unstored: set[str] = set()  # models that came from the store, which has them no more
         self._same: dict[tuple[str, int], str] = {}  # (model, version) → entity tag of the store's manifest that this host's is equal to
@@ -142,9 +148,7 @@ class StoreMirror(HostThread):
     def _round(self) -> None:
         try:
             self._store = self._store or Objects(self._url)
-            models = find_models(self._store)
-            if (shard := self._settings.shard) is not None:
-                models = {name: stored for name, stored in models.items() if name == str(shard)}
+            models = self._find_models(self._store)
         except StoreError as error:
             self._count_failure(error)
             self._metrics.show("espalier_store_silent_seconds", time.monotonic() - self._answered)
@@ -165,10 +169,19 @@ class StoreMirror(HostThread):
         self._unstored = unstored
         waits = {name: wait for name, wait in self.state.waits.items() if name in models}
         self._say(StoreState(tuple(models), waits))
-        failed = False
-        for name, stored in models.items():
-            failed |= not self._follow(self._store, name, stored)
+        changed, failed = _changed_defaults(self._models, models), False
+        self._models, self._look_at = models, time.monotonic() + self._settings.store_poll_s
+        try:
+            for name in sorted(models, key=lambda name: name not in changed):  # a changed default waits for no other model's download
+                failed |= not self._follow(self._store, name, models[name])
+        except _Overtaken:
+            return  # the next round comes at once, and resumes the download
         self._pause(failed)
+
+    def _find_models(self, store: Objects) -> dict[str, StoredModel]:
+        """The models of the store; with ESPALIER_SHARD, only the model of that shard."""
+        models, shard = find_models(store), self._settings.shard
+        return models if shard is None else {name: stored for name, stored in models.items() if name == str(shard)}
 
     def _heard(self) -> None:
         self._answered = time.monotonic()
@@ -265,6 +278,11 @@ class StoreMirror(HostThread):
             if now - self._noted >= TICK_S:
                 self._noted = now
                 self._wait(name, StoreWait(version, progress.bytes_on_disk, progress.size))
+            if now >= self._look_at:
+                self._look_at = now + self._settings.store_poll_s
+                with suppress(StoreError):  # the download will raise it, too, or the next round
+                    if _changed_defaults(self._models, self._find_models(store)):
+                        raise _Overtaken
 
         try:
             came = fetch(store, name, version, self._folder, on_progress)
@@ -358,6 +376,11 @@ class StoreMirror(HostThread):
         """An error's text without the store's address and paths of this host, so that users may read it."""
         text = str(error).replace(f"{self._url}/", "").replace(self._url, "the store")
         return relative_paths(text, self._folder)
+
+
+def _changed_defaults(before: Mapping[str, StoredModel], now: Mapping[str, StoredModel]) -> set[str]:
+    """The models whose serving.json is another one in the store than before."""
+    return {name for name, stored in now.items() if stored.etag != (before[name].etag if name in before else None)}
 
 
 def _described(serving: Serving) -> str:

@@ -127,13 +127,13 @@ class Connections:
     """The connections to one address, http://HOST:PORT/PATH or https://.
 
     limit  most searches under way. Polls have no limit: a busy replica still answers them
-    name   the name that the certificate of the address must have; None: the host
+    name   the name that the certificate of the address must have; None: the host. It may change
     """
 
-    def __init__(self, address: str, limit: int, connect_timeout_s: float, certificates: Certificates, name: str | None = None) -> None:
+    def __init__(self, address: str, limit: int, connect_timeout_s: float, certificates: Certificates) -> None:
         url = urlsplit(address)
         self._host, self._certificates = url.hostname or "", certificates if url.scheme == "https" else None
-        self._name = None if self._certificates is None else name or self._host
+        self.name: str | None = None
         self._port = url.port or (80 if self._certificates is None else 443)
         self._path, self._host_header = url.path.rstrip("/"), url.netloc
         self._limit, self._connect_timeout_s = limit, connect_timeout_s
@@ -186,7 +186,8 @@ class Connections:
             async with asyncio.timeout(self._connect_timeout_s):
                 loop = asyncio.get_running_loop()
                 context = None if self._certificates is None else self._certificates.current()
-                _, connection = await loop.create_connection(Connection, self._host, self._port, ssl=context, server_hostname=self._name)
+                name = None if context is None else self.name or self._host
+                _, connection = await loop.create_connection(Connection, self._host, self._port, ssl=context, server_hostname=name)
         except TimeoutError:
             raise ReplicaFailed("late", f"no connection within {self._connect_timeout_s:g} s") from None
         except OSError as error:
@@ -210,7 +211,7 @@ class HttpTransport:
         if config.key is not None:
             self._lines += f"Authorization: Bearer {config.key.get_secret_value()}\r\n"
         self._connections: dict[str, Connections] = {}
-        self._names: dict[str, str | None] = {}  # address → the name that resolved to it
+        self._names: dict[str, str | None] = {}  # address → the name that resolved to it last
 
     async def addresses(self, name: str) -> Sequence[str]:
         if not name.startswith(DNS):
@@ -251,7 +252,8 @@ class HttpTransport:
     def _connections_to(self, address: str) -> Connections:
         if address not in self._connections:
             limits = self._config.connections, self._config.connect_timeout_s
-            self._connections[address] = Connections(address, *limits, self._certificates, self._names.get(address))
+            self._connections[address] = Connections(address, *limits, self._certificates)
+        self._connections[address].name = self._names.get(address)  # another one, if another name has the address now
         return self._connections[address]
 
 

@@ -56,6 +56,7 @@ class Fleet:
         self.latencies: defaultdict[int, Latencies] = defaultdict(Latencies)  # by shard
         self._loop = uvloop.new_event_loop()
         self._names = tuple(addresses)
+        self._name_errors: dict[str, str] = {}  # name → why it was not resolved last time, which was logged
         self.replicas: Mapping[str, Replica] = {}  # by address; replaced as a whole
         self._poll_tasks: dict[str, asyncio.Task[None]] = {}
         self._searched_layouts: weakref.WeakSet[SearchedLayout] = weakref.WeakSet()  # used only in the loop
@@ -162,9 +163,12 @@ class Fleet:
         for name in self._names:
             try:
                 resolved[name] = await self.transport.addresses(name)
+                self._name_errors.pop(name, None)
             except ReplicaFailed as error:  # the last addresses may still be valid
-                if resolved.setdefault(name, ()) or not self._polled.is_set():
-                    log.warning("%s", error)
+                resolved.setdefault(name, ())
+                if self._name_errors.get(name) != (text := str(error)):
+                    log.warning("%s", text)
+                self._name_errors[name] = text
         addresses = dict.fromkeys(address for group in resolved.values() for address in group)
         for address in self.replicas.keys() - addresses.keys():
             self._poll_tasks.pop(address).cancel()

@@ -18,6 +18,7 @@ from service.http.key_limits import COST_BURST_S, DEBT_S, FREE_AFTER_S, SLOTS, K
 from service.keys_file import Key
 from tests.service.limit_workers import lock_for_ever, patiently_taken, taken
 from tests.service.own_time import Time
+from tests.service.test_counts import fill, small_disk
 
 
 def limited(**limits: Any) -> Key:
@@ -114,6 +115,22 @@ def test_slots_of_keys_that_are_no_longer_used_are_used_again_and_one_that_gets_
         workers[0].take(replace(first, name=f"n{number}"))
     clock.s += 2 * FREE_AFTER_S
     assert passed(first) == 4
+
+
+def test_a_worker_that_begins_without_space_for_the_file_counts_by_itself(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    key = limited(rate=0.5, burst=2.0)
+    with small_disk(tmp_path / "small", "512k") as disk:
+        filler = fill(disk)
+        alone = KeyLimits(disk / "key-limits", Time())
+        assert "key-limits: No space left on device: until a restart each worker counts" in caplog.text
+        filler.unlink()
+        others = [KeyLimits(disk / "key-limits", Time()) for _ in range(2)]
+        for limits in (alone, others[0]):
+            for _ in range(2):
+                limits.take(key)
+        for limits in (alone, *others):
+            with pytest.raises(KeyLimit):
+                limits.take(key)
 
 
 @pytest.fixture(scope="module")

@@ -429,6 +429,25 @@ async def test_the_addresses_of_a_name_have_its_certificate(other: Listening, au
 
 
 @pytest.mark.real_time
+async def test_an_address_that_another_name_has_now_has_that_ones_certificate(
+    other: Listening, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a shard is started anew on the address of another one, before the other's name forgets it."""
+    port, hosts = other.address[1], {"former.test": "127.0.0.1"}
+
+    async def getaddrinfo(_: Any, host: str, port: int, **options: Any) -> list[Any]:
+        return socket.getaddrinfo(hosts.get(host, host), port, socket.AF_INET, **options)
+
+    monkeypatch.setattr("asyncio.base_events.BaseEventLoop.getaddrinfo", getaddrinfo)
+    async with transport(calling(authority.ca, *authority.signs("router"))) as router:
+        (address,) = await router.addresses(f"dns+https://former.test:{port}")
+        with pytest.raises(ReplicaFailed):
+            await router.served_shards(address, 5)
+        assert await router.addresses(f"dns+https://localhost:{port}") == [address]
+        assert await router.served_shards(address, 5) == frozenset()
+
+
+@pytest.mark.real_time
 async def test_a_router_shows_its_new_certificate(other: Listening, authority: Authority, tmp_path: Path) -> None:
     """The first one is signed by nobody whom the shard knows."""
     now = 0.0

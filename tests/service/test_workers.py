@@ -170,6 +170,19 @@ def test_a_full_temporary_folder_ends_no_worker_and_keeps_no_change_from_being_m
         assert "item-7" not in running.served()[1]
 
 
+def test_keys_are_counted_though_the_temporary_folder_is_full(models: Path, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.toml"
+    names = [f"key-{number}-of-a-test-of-limits" for number in range(40)]  # in many pages of the file of limits
+    keys.write_text("".join(f'[[keys]]\nname = "{name[:7]}"\nkey = "{name}"\nrole = "retrieve"\nrate = 0.1\nburst = 2\n' for name in names))
+    with small_disk(tmp_path / "small", "2m") as disk, service(models, 2, TMPDIR=str(disk), ESPALIER_KEYS_FILE=str(keys)) as running:
+        workers = running.workers()
+        fill(disk)
+        for name in names:
+            statuses = [running.request("POST", "/retrieve", json.loads(BODY), Authorization=f"Bearer {name}")[0] for _ in range(3)]
+            assert statuses == [200, 200, 429], running.log
+        assert running.workers() == workers
+
+
 def test_workers_do_not_outlive_their_parent(models: Path) -> None:
     with service(models, 2) as running:
         workers = running.workers()

@@ -204,6 +204,17 @@ def test_a_store_that_lets_two_create_the_same_object_is_noticed(files: Objects,
         publish(files, [books / "1"])
 
 
+def test_a_manifest_that_the_store_drops_is_not_said_to_have_other_content(
+    files: Objects, books: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fake of S3 while another process deletes the manifest: it answers 409 and writes nothing."""
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "create", lambda key, content: False)
+        with pytest.raises(StoreConflict, match=r"1/manifest\.json: not written, .*publish again"):
+            publish(files, [books / "1"])
+    assert publish(files, [books / "1"])[0].new
+
+
 def test_the_default_is_set_and_rolled_back_and_given_up(store: Objects, books: Path) -> None:
     publish(store, [books / "1", books / "2"])
     assert read_serving(store, "books") == (None, None)

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from espalier.errors import StoreUnavailable
 from espalier.live.journal import Journal
 from espalier.serving import Serving
 from espalier.store.backups import BACKUPS, find_backups, read_backup, time_of
@@ -184,6 +185,24 @@ def test_a_failure_is_counted_and_logged_once_and_backups_go_on_when_it_is_over(
         until(lambda: "books is backed up again" in caplog.text, "the log says so, which is after the backup")
     lines = [record.message for record in caplog.records if "backed up" in record.message]
     assert [line.split(":")[0] for line in lines[1:]] == ["books is not backed up; it is tried again", "books is backed up again"]
+
+
+def test_a_store_that_lets_nothing_be_deleted_gets_no_more_backups_than_are_due(
+    models: Path, store: Objects, live: Journal, looks: Looks, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise StoreUnavailable("backups/books: 403 Forbidden (AccessDenied)")
+
+    monkeypatch.setattr(backups, "prune", refuse)
+    monkeypatch.setattr(backups, "RETRY_S", 0.02)
+    with backed_up(models, store, every_s=3600.0) as running:
+        until(lambda: value(running, FAILURES) == 1)
+        appended(live, [put("b")])
+        looks.several()
+        assert len(find_backups(store, "books")) == 1
+        assert value(running, FAILURES) == 1
+    lines = [record.message for record in caplog.records if "backup" in record.message and record.levelno >= logging.ERROR]
+    assert lines == ["books is backed up, but its old backups are not deleted: backups/books: 403 Forbidden (AccessDenied)"]
 
 
 def test_one_process_of_a_host_makes_the_backups(models: Path, store: Objects, live: Journal, looks: Looks) -> None:

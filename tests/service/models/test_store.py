@@ -122,6 +122,31 @@ def test_versions_come_from_the_store_and_the_store_says_what_serves(following: 
     assert not (following.models / "books" / "serving.json").exists()
 
 
+@pytest.mark.parametrize("name", ["another", "books"])
+def test_the_default_is_followed_while_a_version_is_downloaded(
+    following: Running, store: Objects, models: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    publish(store, [add_version(models, 2)])
+    until(lambda: following.served() == 2)
+    may_end, read_range = threading.Event(), Objects.read_range
+
+    def read_slowly(objects: Objects, key: str, begin: int, end: int) -> memoryview:
+        may_end.wait(0.1)
+        return read_range(objects, key, begin, end)
+
+    monkeypatch.setattr(fetching, "RANGE_BYTES", 16)
+    monkeypatch.setattr(Objects, "read_range", read_slowly)
+    published_anew(store, models, name, version=3)
+    began = cache / name / f"{FETCH}3"
+    until(lambda: began.exists() and any(began.iterdir()), "the download has begun")
+    set_default(store, "books", 1)
+    until(lambda: following.served() == 1)
+    assert not (cache / name / "3").exists()
+    may_end.set()
+    serve_highest(store, "books")
+    until((cache / name / "3").exists)
+
+
 def test_an_admin_of_one_host_cannot_leave_the_store(following: Running) -> None:
     changes = following.registry.changes
     for change in (changes.load, changes.set_default, changes.unload):

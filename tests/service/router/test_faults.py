@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -329,4 +329,34 @@ def test_nothing_ends_the_following_of_addresses(caplog: pytest.LogCaptureFixtur
     assert fleet.wait_until_polled(10)
     assert [*fleet.replicas] == ["http://127.0.0.1:9"]
     assert "x" * 70 in caplog.text
+    fleet.close()
+
+
+def test_a_name_that_is_known_no_more_is_logged_once_and_its_addresses_stay(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, looks, known = RouterConfig(shards=("dns+http://shard:9",), poll_s=0.02), 0, True
+
+    async def addresses(self: HttpTransport, name: str) -> Sequence[str]:
+        nonlocal looks
+        looks += 1
+        if not known:
+            raise ReplicaFailed("connection", f"{name}: not known")
+        return ("http://127.0.0.1:9",)
+
+    def several() -> None:
+        enough = looks + 10
+        until(lambda: looks >= enough)
+
+    monkeypatch.setattr(HttpTransport, "addresses", addresses)
+    fleet = Fleet(HttpTransport(config), config.shards, config, Metrics())
+    fleet.start()
+    assert fleet.wait_until_polled(10)
+    for lines in (1, 2):
+        known = False
+        several()
+        assert told(caplog, "dns+http://shard:9: not known") == ["dns+http://shard:9: not known"] * lines
+        assert [*fleet.replicas] == ["http://127.0.0.1:9"]
+        known = True
+        several()
     fleet.close()
