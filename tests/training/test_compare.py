@@ -505,7 +505,7 @@ def test_a_method_that_does_not_fit_in_memory_is_not_judged_and_says_what_it_nee
     assert report["minutes_needed"] is None, "no time is enough"
 
 
-def test_only_the_tree_may_take_what_nobody_needs(log: Path, passing: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_nobody_needs_is_for_those_that_take_longer(log: Path, passing: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, float] = {}
 
     def attempted(of: contest.Contest, name: str, exclude_seen: bool, seconds: float) -> str:
@@ -515,7 +515,7 @@ def test_only_the_tree_may_take_what_nobody_needs(log: Path, passing: Clock, mon
     monkeypatch.setattr("training.compare.compare.attempted", attempted)
     monkeypatch.setattr(contest.Contest, "needs", lambda *args, **kwargs: Needs(10, 20, 100))
     compare(timed(log, passing, {"short": (interrupted, Needs(10, 20)), "recipe": (interrupted, Needs(10, 20))}, 600), None)
-    assert given["short"] == pytest.approx(20)
+    assert 120 < given["short"] < 170, "a method that still improves is not cut short while time is left"
     assert 400 < given["recipe"] < 600, "its steps may take longer than when they were measured"
 
 

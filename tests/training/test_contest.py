@@ -138,14 +138,15 @@ def test_what_methods_leave_goes_to_those_after_them() -> None:
     assert found.shares() == {}, "no longer half of its steps"
 
 
-def test_what_nobody_needs_is_spare() -> None:
+def test_what_nobody_needs_is_a_reserve_of_all_that_learn() -> None:
     clock = Clock()
-    found = plan({"quick": Needs(5, 10), "recipe": Needs(10, 20, 10)}, clock=clock, answers=1.0)
+    found = plan({"quick": Needs(5, 10), "recipe": Needs(10, 20, 10), "fusion": Needs(1, 1)}, clock=clock, answers=1.0)
     shares = found.shares()
-    assert shares == pytest.approx({"quick": 10, "recipe": 20})
-    assert found.spare_s(shares) == pytest.approx(USED * 100 - 32)
+    assert shares == pytest.approx({"quick": 10, "recipe": 20, "fusion": 1})
+    spare_s = USED * 100 - 34
+    assert [found.spare_s(name, shares) for name in found.needs] == pytest.approx([spare_s / 4, spare_s * 3 / 4, 0])
     clock.now_s += 1000
-    assert found.spare_s(shares) == 0
+    assert [found.spare_s(name, shares) for name in shares] == [0, 0, 0]
 
 
 def test_a_fusion_waits_for_its_parts() -> None:

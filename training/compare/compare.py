@@ -145,9 +145,9 @@ def _turns(
     report["not_judged"] += [{"method": name, "reason": reason} for name, reason in plan.refused.items()]
     while shares := plan.shares():
         name = next(name for name in names if name in shares)
-        spare_s = plan.spare_s(shares) if name == RECIPE else 0.0  # its steps may take longer than when they were measured
+        seconds = shares[name] + plan.spare_s(name, shares)
         plan.done.add(name)
-        yield name, shares[name] + spare_s
+        yield name, seconds
     report["not_judged"] += [{"method": name, "reason": plan.reasons.get(name, LATE)} for name in names if name in plan.waiting]
     unjudged = [entry["method"] for entry in report["not_judged"] if plan.lacks_time_alone(entry["method"])]
     if unjudged and RECIPE not in plan.refused:
