@@ -145,6 +145,7 @@ def test_what_nobody_needs_is_a_reserve_of_all_that_learn() -> None:
     assert shares == pytest.approx({"quick": 10, "recipe": 20, "fusion": 1})
     spare_s = USED * 100 - 34
     assert [found.spare_s(name, shares) for name in found.needs] == pytest.approx([spare_s / 4, spare_s * 3 / 4, 0])
+    assert found.spare_s("fusion", {"fusion": 1}) == pytest.approx(USED * 100 - 2)
     clock.now_s += 1000
     assert [found.spare_s(name, shares) for name in shares] == [0, 0, 0]
 

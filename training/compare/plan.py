@@ -73,10 +73,10 @@ class Plan:
 
     def spare_s(self, name: str, shares: Mapping[str, float]) -> float:
         """A method's part, by weight, of the seconds that remain when every waiting method has its share and its time for answers: it may
-        take longer than was measured, or go on since it still improves. Fusions have none."""
+        take longer than was measured, or go on since it still improves. Fusions have what is left then."""
         spare_s = max(0.0, self.left_s - sum(seconds + self.answers[method] for method, seconds in shares.items()))
-        learning = [method for method in shares if not _is_fusion(method)]
-        return spare_s * _weight(name) / sum(map(_weight, learning)) if name in learning else 0.0
+        methods = [method for method in shares if not _is_fusion(method)] or [*shares]
+        return spare_s * _weight(name) / sum(map(_weight, methods)) if name in methods else 0.0
 
     def lacks_time_alone(self, name: str) -> bool:
         """Whether an unjudged method could be judged with more time: neither it nor a method of a fusion is refused."""
