@@ -321,6 +321,13 @@ def found(figure: float) -> Contestant:
             "The tree finds less",
             "Use fusion:ease:neighbours (",
         ),  # without a tree
+        (
+            found(0.28),
+            [NEIGHBOURS, replace(LUCKY, figure=0.31), fused(0.31, "recipe", "neighbours")],
+            {},
+            NO_MORE,
+            "Undecided: ease, which validation did not choose, may find as much as the tree and neighbours, fused (recipe",
+        ),
         (TREE, [NEIGHBOURS, fused(0.33, "recipe", "neighbours")], {}, MORE, "The tree pays, and the tree and neighbours, fused, find more"),
         (TREE, [NEIGHBOURS, fused(0.301, "recipe", "neighbours")], {}, MORE, PAYS),
         # validation chose another baseline than the one that finds most
@@ -330,6 +337,8 @@ def found(figure: float) -> Contestant:
         (QUICK, [SLOW], {}, NO_MORE, "The tree pays by its speed: it finds as much in less time (recipe: "),
         (QUICK, [SLOW, replace(EASE, figure=0.279, ms=0.4)], {}, NO_MORE, USE),
         *((replace(QUICK, figure=figure), [SLOW], {}, LESS, USE) for figure in (0.26, 0.27)),
+        (replace(QUICK, figure=0.285), [SLOW], {"error": 0.001}, MORE, "The tree pays by its speed: "),  # a little more is as much, too
+        (replace(QUICK, figure=0.285), [SLOW, replace(EASE, figure=0.28, ms=0.4)], {"error": 0.001}, MORE, "Use neighbours unless so"),
     ],
 )
 def test_the_verdict_follows_from_differences_intervals_and_times(
