@@ -34,7 +34,6 @@ from ..compare.report import (
     queries_of,
     read_figures,
     save,
-    save_figures,
 )
 from ..compare.segments import segments_of
 from ..compare.verdict import STRONG, verdict
@@ -116,7 +115,7 @@ def compare(options: CompareOptions, json_file: Path | None) -> Report:
         try:
             for name, seconds in _turns(options, contest, missing, begin, report):
                 _run(contest, name, pairs, metrics, users_I, seconds, report, figures)
-                _write(report, figures, json_file)
+                save(report, figures, json_file)
         except KeyboardInterrupt:
             report["interrupted"] = True
             log.warning("interrupted: what was done until now is reported")
@@ -125,7 +124,7 @@ def compare(options: CompareOptions, json_file: Path | None) -> Report:
     strong = STRONG if prepared.interactions.vectors_UF is None else "item-means"
     report["verdict"] = list(verdict(*fields_of(report, strong)))
     report["seconds"] = round(report["seconds"] + options.clock() - begin, 3)
-    _write(report, figures, json_file)
+    save(report, figures, json_file)
     return report
 
 
@@ -238,12 +237,6 @@ def _run(
     answers_BM = measure(entry, pairs, metrics, contest.metric, exclude_seen, seed, report, figures)
     chosen_row = next(row for row in report["rows"] if row["method"] == name and row["chosen"])
     chosen_row["segments"] = segments_of(answers_BM, pairs, contest.metric, users_I)
-
-
-def _write(report: Report, figures: Mapping[Key, Figures], json_file: Path | None) -> None:
-    if json_file is not None:
-        save_figures(figures, queries_file(json_file))
-        save(report, json_file)
 
 
 def _minutes(options: CompareOptions) -> float | None:
