@@ -149,6 +149,7 @@ def _turns(
         yield name, seconds
     report["not_judged"] += [{"method": name, "reason": plan.reasons.get(name, LATE)} for name in names if name in plan.waiting]
     unjudged = [entry["method"] for entry in report["not_judged"] if plan.lacks_time_alone(entry["method"])]
+    unjudged = [name for name in unjudged if not contest.has_refused(name)]
     if unjudged and RECIPE not in plan.refused:
         report["minutes_needed"] = plan.minutes([RECIPE] if RECIPE in unjudged else unjudged)
 
@@ -234,7 +235,11 @@ def _run(
     if isinstance(entry, str):
         report["not_judged"].append({"method": name, "reason": entry})
         return
-    answers_BM = measure(entry, pairs, metrics, contest.metric, exclude_seen, seed, report, figures)
+    try:
+        answers_BM = measure(entry, pairs, metrics, contest.metric, exclude_seen, seed, report, figures)
+    except REFUSALS as refusal:  # of a caller's method, for some query
+        report["not_judged"].append({"method": name, "reason": contest.refuse(name, exclude_seen, refusal)})
+        return
     chosen_row = next(row for row in report["rows"] if row["method"] == name and row["chosen"])
     chosen_row["segments"] = segments_of(answers_BM, pairs, contest.metric, users_I)
 
