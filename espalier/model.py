@@ -10,6 +10,7 @@ Legend: B queries, M results.
 
 from __future__ import annotations
 
+import logging
 import shutil
 import tempfile
 import weakref
@@ -26,7 +27,7 @@ from numpy.typing import NDArray
 
 from espalier.bundle import Bundle, versions_in
 from espalier.bundle_writer import with_parts
-from espalier.checks.heldout import HeldOut, read_heldout, whole_histories
+from espalier.checks.heldout import HeldOut, Unknown, read_heldout, whole_histories
 from espalier.engines import open_engine
 from espalier.errors import InvalidInput, InvalidQuery
 from espalier.frames import IDS, WHOLE, Frame, as_file, as_frame, installed_frame
@@ -53,6 +54,8 @@ from espalier.wording import in_python
 
 if TYPE_CHECKING:  # it imports ONNX Runtime, which is an extra
     from espalier.engines.encoder import QueryEncoder
+
+logger = logging.getLogger(__name__)
 
 ANSWER_COLUMNS = ("query", "rank", "item", "score")
 BATCH = 256
@@ -342,9 +345,14 @@ class Model:
             text_lists = ([[*map(str, ids or ())] for ids in column] for column in columns)
             pairs = [(rows_of(first), self._with_unknown(last)) for first, last in zip(*text_lists, strict=True) if last]
         else:
-            rows = [rows_of(ids) for ids in histories(log, user, item, time).lists.values()]
-            halves = [(row[: -(-len(row) // 2)], row[-(-len(row) // 2) :]) for row in rows]
-            pairs = [(first, last[last >= 0]) for first, last in halves if (first >= 0).any() and (last >= 0).any()]
+            lists = [np.array(ids) for ids in histories(log, user, item, time).lists.values() if len(ids) > 1]
+            halves = [(ids[: -(-len(ids) // 2)], ids[-(-len(ids) // 2) :]) for ids in lists]
+            relevant = [(last, rows_of(last.tolist())) for _, last in halves]
+            rows = [(rows_of(first.tolist()), last) for (first, _), (_, last) in zip(halves, relevant, strict=True)]
+            pairs = [(first, last[last >= 0]) for first, last in rows if (first >= 0).any() and (last >= 0).any()]
+            unknown = Unknown.of(relevant, len(pairs))
+            if pairs and (unknown.relevant or unknown.queries):
+                logger.warning("%s", unknown)
         if not pairs:
             raise InvalidInput("data", log.name, "one user at least with items in both halves that the model knows")
         return pad_histories(self.bundle.manifest.query, [first for first, _ in pairs]), [last for _, last in pairs]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
 import re
 import shutil
 import signal
@@ -36,6 +35,7 @@ from espalier.errors import EspalierError, InvalidData, InvalidInput, InvalidQue
 from espalier.file_lock import file_lock
 from espalier.hardware import cores
 from espalier.logs.log_events import histories
+from espalier.logs.parquet_logs import files_of
 from espalier.model import Ask, Model, open_model
 
 BLOCK = 4096
@@ -350,10 +350,9 @@ def _json(field: str, text: str | None) -> Mapping[str, object] | None:
 
 def _digest(model: Model, options: argparse.Namespace, job: Job) -> str:
     """SHA-256 of everything that the answers depend on."""
-    stat = os.stat(options.queries)
     manifest = (model.bundle.path / "manifest.json").read_bytes()
-    queries = str(Path(options.queries).absolute()), stat.st_size, stat.st_mtime_ns
-    text = repr((job, options.user, options.item, options.time, *queries))
+    queries = [(str(file.absolute()), file.stat().st_size, file.stat().st_mtime_ns) for file in files_of(Path(options.queries))]
+    text = repr((job, options.user, options.item, options.time, queries))
     return hashlib.sha256(manifest + text.encode()).hexdigest()
 
 

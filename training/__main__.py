@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -29,6 +30,8 @@ from .stopped import Interrupted, free_space, is_full, resumable, writes
 from .versions import new_version
 
 if TYPE_CHECKING:  # torch takes seconds to import, and `inspect` needs none
+    from espalier.checks.heldout import Unknown
+
     from .evaluate import LabelledQueries, Rerank
 
 Model = Annotated[Path, typer.Option(help="models/NAME/VERSION")]
@@ -312,7 +315,8 @@ def evaluate(
     )
     print(f"{name} on {opened.name}, {count} queries{_tested(bundle) if data is None else ''}{''.join(notes)}")
     measure.print_table(rows)
-    warnings = _warnings([] if rerank or unseen else measure.falls(rows, count), stage)  # a ranker has an order of its own
+    unknown = queries[0][1].unknown
+    warnings = _warnings([] if rerank or unseen else measure.falls(rows, count), stage, unknown)  # a ranker has an order of its own
     if json_file:
         report = {
             "model": bundle.manifest.name,
@@ -323,6 +327,7 @@ def evaluate(
             "rows": rows,
             "warnings": warnings,
         }
+        report |= {} if unknown is None else {"unknown": asdict(unknown) | {"share": unknown.share}}
         json_file.write_text(json.dumps(report, indent=1) + "\n")
     if plot:
         from .compare.plot import plot_frontier
@@ -330,15 +335,17 @@ def evaluate(
         plot_frontier(rows, f"{name}, {opened.name}", plot)
 
 
-def _warnings(falls: list[str], stage: Rerank | None) -> list[str]:
-    """What speaks against the figures, which is logged, too. falls: where a wider beam finds less."""
+def _warnings(falls: list[str], stage: Rerank | None, unknown: Unknown | None) -> list[str]:
+    """What speaks against the figures, which is logged, too. falls: where a wider beam finds less · unknown: what was left out."""
     for fall in falls:
         log.warning("WARNING: %s. Its ranks mislead the search there: try another γ (docs/train.md, docs/text-search.md)", fall)
-    if stage is None or not stage.caller_features:
-        return falls
-    unknown = f"re-ranked without {', '.join(stage.caller_features)}: held-out queries have no features that callers send"
-    log.warning("WARNING: %s", unknown)
-    return [*falls, unknown]
+    others = [] if unknown is None or not (unknown.relevant or unknown.queries) else [str(unknown)]
+    if stage is not None and stage.caller_features:
+        names = ", ".join(stage.caller_features)
+        others.append(f"re-ranked without {names}: held-out queries have no features that callers send")
+    for other in others:
+        log.warning("WARNING: %s", other)
+    return falls + others
 
 
 def _queries(bundle: Bundle, data: Path | None, unseen: bool, exclude_seen: bool) -> list[tuple[dict[str, str], LabelledQueries]]:
@@ -358,9 +365,13 @@ def _queries(bundle: Bundle, data: Path | None, unseen: bool, exclude_seen: bool
     if unseen:
         log = held_out_log(bundle, data)
         masks = {"all": None, "unseen": node_mask(bundle.tree, log.unseen_I)}
-        return [({"among": among}, labelled(kind, log.of_unseen(), exclude_seen, mask)) for among, mask in masks.items()]
+        queries = [({"among": among}, labelled(kind, log.of_unseen(), exclude_seen, mask)) for among, mask in masks.items()]
+        return [(among, replace(measured, unknown=log.unknown)) for among, measured in queries]
     if kind.kind == "history":
-        return [({}, labelled(kind, held_out_log(bundle, data).pairs if data else held_out_pairs(bundle), exclude_seen))]
+        if data is None:
+            return [({}, labelled(kind, held_out_pairs(bundle), exclude_seen))]
+        log = held_out_log(bundle, data)
+        return [({}, replace(labelled(kind, log.pairs, exclude_seen), unknown=log.unknown))]
     return [({}, labelled_queries(bundle, data))]
 
 
@@ -512,8 +523,9 @@ def inspect(model: Model) -> None:
 
 
 def _numbers(option: str, text: str) -> list[int]:
+    """The numbers of a comma-separated list, each once."""
     try:
-        return [int(part) for part in text.split(",")]
+        return list(dict.fromkeys(int(part) for part in text.split(",")))
     except ValueError as error:
         raise InvalidConfig(option, text, "whole numbers, comma-separated, for example 50,100") from error
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from espalier.bundle import Bundle
-from espalier.checks.heldout import RECALL_COLUMN, read_heldout, whole_histories
+from espalier.checks.heldout import RECALL_COLUMN, Unknown, read_heldout, whole_histories
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.metrics import ndcg_at_m, precision_recall_f
 from espalier.queries import HistoryKind, Kind, QueryBatch, VectorKind, pad_histories
@@ -41,6 +41,7 @@ class LabelledQueries:
     exclude_BE  int64[B, E], −1 = none: the item rows that each search excludes
     mask        restricts all searches to these items; None: all
     grades      degrees of relevance; None: items are only relevant or not
+    unknown     what was left out of a log's queries
     """
 
     queries: QueryBatch
@@ -48,6 +49,7 @@ class LabelledQueries:
     exclude_BE: Int64 | None = None
     mask: NodeMask | None = None
     grades: Grades | None = None
+    unknown: Unknown | None = None
 
     def __len__(self) -> int:
         return len(self.queries)

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
+from espalier.checks.heldout import Unknown
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.queries import VectorKind
 
@@ -31,10 +32,12 @@ class HeldOutLog:
     """The test queries of a log, split as in training, with the bundle's item rows.
 
     pairs     with known items only
+    unknown   what was left out for that
     unseen_I  bool[I]: whether no training user touched the item
     """
 
     pairs: list[EvaluationPair]
+    unknown: Unknown
     unseen_I: NDArray[np.bool_]
 
     def of_unseen(self) -> list[EvaluationPair]:
@@ -59,13 +62,14 @@ def held_out_log(bundle: Bundle, file: Path | None = None) -> HeldOutLog:
             raise InvalidConfig("--data", None, f"the log, since {file}, which the model was trained on, is not there")
     with split_as_trained(bundle, file) as (interactions, split, row_of):
         pairs = in_rows(split.test, row_of)
+        unknown = Unknown.of([(pair.relevant, row_of[pair.relevant]) for pair in split.test], len(pairs))
         training = split.whole() if bundle.manifest.data.get(LEARNED_VALIDATION) else split
         touched = row_of[events_of_items(training.lists, training.train) > 0]
     if interactions.fingerprint != bundle.manifest.data.get("sha256"):
         log.warning("%s is not the log that the model was trained on; its test users may have been training users", file)
     unseen_I = np.ones(len(bundle.items), np.bool_)
     unseen_I[touched[touched >= 0]] = False
-    return HeldOutLog(pairs, unseen_I)
+    return HeldOutLog(pairs, unknown, unseen_I)
 
 
 @contextmanager
@@ -83,7 +87,8 @@ def labelled_queries(bundle: Bundle, file: Path | None) -> LabelledQueries:
     if file is None:
         return held_out_queries(bundle)
     if isinstance(bundle.manifest.query, VectorKind):
-        return labelled(bundle.manifest.query, held_out_log(bundle, file).pairs)
+        log_queries = held_out_log(bundle, file)
+        return replace(labelled(bundle.manifest.query, log_queries.pairs), unknown=log_queries.unknown)
     from .linear.prepare import read_queries
 
     return read_queries(bundle, file)

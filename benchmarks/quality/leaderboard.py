@@ -35,7 +35,6 @@ from training.compare.report import (
     read_figures,
     row_of,
     save,
-    save_figures,
 )
 from training.data.splits import EvaluationPair
 from training.deep.prepare import Prepared, prepare
@@ -92,12 +91,6 @@ def missing_methods(report: Report, methods: Sequence[str], seeds: int) -> Itera
         report["left_out"] = [entry for entry in report["left_out"] if entry["seed"] != seed or entry["method"] not in missing]
         if missing:
             yield seed, missing
-
-
-def write(options: argparse.Namespace, report: Report, figures: Mapping[Key, Figures]) -> None:
-    if options.json is not None:
-        save_figures(figures, queries_file(options.json))
-        save(report, options.json)
 
 
 @dataclass(frozen=True)
@@ -166,7 +159,7 @@ def _run_seed(
                     report["rows"].append(row | fit_columns | {"queries": len(pairs)})
                     print_row(report["rows"][-1])
             report["differences"] = differences(report["rows"], figures, list(metrics.values()))
-            write(options, report, figures)
+            save(report, figures, options.json)
 
 
 def main_of(benchmark: Any, parser: argparse.ArgumentParser) -> None:

@@ -7,8 +7,9 @@ Legend: B queries, T history.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -41,6 +42,32 @@ class HeldOut:
     relevant: list[NDArray[np.int64]]
     relevance: list[NDArray[np.float32]] | None
     recall_by_m: Mapping[int, NDArray[np.float64]]
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """What is left out of a log's test queries because a bundle lacks items: relevant items, each once a query, and whole queries."""
+
+    relevant: int
+    of_relevant: int
+    queries: int
+    of_queries: int
+
+    @staticmethod
+    def of(relevant: Sequence[tuple[NDArray[Any], NDArray[np.int64]]], measured: int) -> Unknown:
+        """relevant: for each query its relevant items, and their rows, −1 for none · measured: how many queries stay"""
+        items = sum(len(np.unique(ids)) for ids, _ in relevant)
+        unknown = sum(len(np.unique(ids[rows < 0])) for ids, rows in relevant)
+        return Unknown(unknown, items, len(relevant) - measured, len(relevant))
+
+    @property
+    def share(self) -> float:
+        """Of the relevant items."""
+        return self.relevant / max(1, self.of_relevant)
+
+    def __str__(self) -> str:
+        items = f"{self.relevant:,} of {self.of_relevant:,} relevant items ({self.share:.1%})"
+        return f"{items} and {self.queries:,} of {self.of_queries:,} test queries of the log are left out: the model lacks items"
 
 
 def read_heldout(bundle: Bundle, limit: int | None = None) -> HeldOut:

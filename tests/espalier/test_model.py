@@ -243,11 +243,13 @@ def test_figures_are_those_of_training(model: Model) -> None:
     assert wide[0]["recall"] < wide[2]["recall"]
 
 
-def test_a_log_is_halved_by_user_to_measure_on_it(model: Model) -> None:
+def test_a_log_is_halved_by_user_to_measure_on_it(model: Model, caplog: pytest.LogCaptureFixture) -> None:
     first = model.search([["nginx"]], m=1).column("item").to_pylist()
     log = pl.DataFrame({"who": ["a", "b", "a", "b"], "what": ["nginx", "perl", first[0], "no such package"], "when": [1, 1, 2, 2]})
     (row,) = model.evaluate(log, user="who", item="what", ms=[1]).to_pylist()
     assert (row["queries"], row["recall"]) == (1, 1.0)  # nothing that is known is to be found for b
+    left_out = "1 of 2 relevant items (50.0%) and 1 of 2 test queries of the log are left out: the model lacks items"
+    assert [record.getMessage() for record in caplog.records] == [left_out]
     turned = log.with_columns(when=pl.Series([2, 2, 1, 1]))
     (row,) = model.evaluate(turned, user="who", item="what", time="when", ms=[1]).to_pylist()
     assert row["queries"] == 1

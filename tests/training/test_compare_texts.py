@@ -16,6 +16,7 @@ from tests.training.commands import command, written_toml
 from training.baselines.texts import METHODS, WordIndex, best_of, fields_of
 from training.compare import report as report_module
 from training.compare import texts
+from training.compare.report import queries_file, read_figures
 from training.compare.texts import compare_texts, questions_of, task_of
 from training.linear.prepare import OF_ITEMS, OF_LOG, prepare
 from training.specification.linear import LinearConfig, LinearOptions
@@ -229,5 +230,12 @@ def test_the_command_prints_rows_and_a_verdict_and_draws(tmp_path: Path) -> None
     assert "40 items, 0 queries to learn from; 20 test queries, made of words of the items" in said.out
     assert all(part in said.out for part in ("bm25 ", "recipe ", texts.MADE))
     assert (tmp_path / "F.png").stat().st_size > 1000
+    figures = read_figures(queries_file(tmp_path / "F.json"))
+    rows = json.loads((tmp_path / "F.json").read_text())["rows"]
+    assert len(rows) > 1
+    for row in rows:
+        of_queries = figures[row["method"], row["seed"], row["beam_size"]]
+        means = {str(metric): of_queries.mean(metric) for metric in of_queries.values}
+        assert means == pytest.approx({metric: figure["mean"] for metric, figure in row["figures"].items()})
     refused = command("compare", "--config", file, "--methods", "fusion:bm25:recipe")
     assert (refused.status, "--methods: got 'fusion:bm25:recipe'" in refused.err) == (1, True)

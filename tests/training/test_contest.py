@@ -138,14 +138,16 @@ def test_what_methods_leave_goes_to_those_after_them() -> None:
     assert found.shares() == {}, "no longer half of its steps"
 
 
-def test_what_nobody_needs_is_spare() -> None:
+def test_what_nobody_needs_is_a_reserve_of_all_that_learn() -> None:
     clock = Clock()
-    found = plan({"quick": Needs(5, 10), "recipe": Needs(10, 20, 10)}, clock=clock, answers=1.0)
+    found = plan({"quick": Needs(5, 10), "recipe": Needs(10, 20, 10), "fusion": Needs(1, 1)}, clock=clock, answers=1.0)
     shares = found.shares()
-    assert shares == pytest.approx({"quick": 10, "recipe": 20})
-    assert found.spare_s(shares) == pytest.approx(USED * 100 - 32)
+    assert shares == pytest.approx({"quick": 10, "recipe": 20, "fusion": 1})
+    spare_s = USED * 100 - 34
+    assert [found.spare_s(name, shares) for name in found.needs] == pytest.approx([spare_s / 4, spare_s * 3 / 4, 0])
+    assert found.spare_s("fusion", {"fusion": 1}) == pytest.approx(USED * 100 - 2)
     clock.now_s += 1000
-    assert found.spare_s(shares) == 0
+    assert [found.spare_s(name, shares) for name in shares] == [0, 0, 0]
 
 
 def test_a_fusion_waits_for_its_parts() -> None:
@@ -319,6 +321,13 @@ def found(figure: float) -> Contestant:
             "The tree finds less",
             "Use fusion:ease:neighbours (",
         ),  # without a tree
+        (
+            found(0.28),
+            [NEIGHBOURS, replace(LUCKY, figure=0.31), fused(0.31, "recipe", "neighbours")],
+            {},
+            NO_MORE,
+            "Undecided: ease, which validation did not choose, may find as much as the tree and neighbours, fused (recipe",
+        ),
         (TREE, [NEIGHBOURS, fused(0.33, "recipe", "neighbours")], {}, MORE, "The tree pays, and the tree and neighbours, fused, find more"),
         (TREE, [NEIGHBOURS, fused(0.301, "recipe", "neighbours")], {}, MORE, PAYS),
         # validation chose another baseline than the one that finds most
@@ -328,6 +337,8 @@ def found(figure: float) -> Contestant:
         (QUICK, [SLOW], {}, NO_MORE, "The tree pays by its speed: it finds as much in less time (recipe: "),
         (QUICK, [SLOW, replace(EASE, figure=0.279, ms=0.4)], {}, NO_MORE, USE),
         *((replace(QUICK, figure=figure), [SLOW], {}, LESS, USE) for figure in (0.26, 0.27)),
+        (replace(QUICK, figure=0.285), [SLOW], {"error": 0.001}, MORE, "The tree pays by its speed: "),  # a little more is as much, too
+        (replace(QUICK, figure=0.285), [SLOW, replace(EASE, figure=0.28, ms=0.4)], {"error": 0.001}, MORE, "Use neighbours unless so"),
     ],
 )
 def test_the_verdict_follows_from_differences_intervals_and_times(

@@ -4,6 +4,7 @@ slices of users' lists, by (seed, step) alone.
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from numpy.testing import assert_array_equal
 
 from espalier.bundle import Bundle
 from espalier.errors import InvalidConfig, InvalidData
+from tests.training.commands import command
 from tests.training.logs import log_of
 from training.data import cut_lists, grouping, splits
 from training.data.cut_lists import moment_of
@@ -358,6 +360,31 @@ def test_dates_that_training_chose_hold_for_a_log_that_has_grown(trained_under: 
     after = held_out_log(bundle, log).pairs
     assert [pair.history.tolist() for pair in before] == [pair.history.tolist() for pair in after]
     assert all(len(late.relevant) > len(early.relevant) for early, late in zip(before, after, strict=True))
+
+
+def test_what_a_model_lacks_of_a_log_that_has_grown_is_counted(
+    trained_under: Trained, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, written, bundle = trained_under("date")
+    log, report = tmp_path / "log.csv", tmp_path / "rows.json"
+    # One user has two items more, which the model lacks, one of them twice; another, who knows nothing else, has three in all.
+    events = ["u0,new-1,300", "u0,new-2,301", "u0,new-2,302", "stranger,new-1,1", "stranger,i0,303", "stranger,new-3,304"]
+    log.write_text("\n".join([written.read_text().rstrip("\n"), *events, ""]))
+    before = held_out_log(bundle, written).pairs
+    relevant = sum(len(np.unique(pair.relevant)) for pair in before)
+    options = ("evaluate", "--model", bundle.path, "--m", "5,5", "--data")
+    assert command(*options, log, "--beam", "8,8", "--json", report).status == 0
+    written_report = json.loads(report.read_text())
+    counts = {"relevant": 3, "of_relevant": relevant + 4, "queries": 1, "of_queries": len(before) + 1}
+    assert written_report["unknown"] == counts | {"share": 3 / (relevant + 4)}
+    items = f"3 of {relevant + 4} relevant items ({3 / (relevant + 4):.1%})"
+    left_out = f"{items} and 1 of {len(before) + 1} test queries of the log are left out: the model lacks items"
+    assert written_report["warnings"] == [left_out]
+    assert f"WARNING: {left_out}" in caplog.text
+    caplog.clear()
+    assert [(row["beam_size"], row["m"]) for row in written_report["rows"]] == [(8, 5)], "a number counts once"
+    assert command(*options, written, "--beam", "8").status == 0
+    assert "left out" not in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,6 @@ from ..compare.report import (
     queries_of,
     read_figures,
     save,
-    save_figures,
 )
 from ..compare.segments import segments_of
 from ..compare.verdict import STRONG, verdict
@@ -116,7 +115,7 @@ def compare(options: CompareOptions, json_file: Path | None) -> Report:
         try:
             for name, seconds in _turns(options, contest, missing, begin, report):
                 _run(contest, name, pairs, metrics, users_I, seconds, report, figures)
-                _write(report, figures, json_file)
+                save(report, figures, json_file)
         except KeyboardInterrupt:
             report["interrupted"] = True
             log.warning("interrupted: what was done until now is reported")
@@ -125,7 +124,7 @@ def compare(options: CompareOptions, json_file: Path | None) -> Report:
     strong = STRONG if prepared.interactions.vectors_UF is None else "item-means"
     report["verdict"] = list(verdict(*fields_of(report, strong)))
     report["seconds"] = round(report["seconds"] + options.clock() - begin, 3)
-    _write(report, figures, json_file)
+    save(report, figures, json_file)
     return report
 
 
@@ -145,11 +144,12 @@ def _turns(
     report["not_judged"] += [{"method": name, "reason": reason} for name, reason in plan.refused.items()]
     while shares := plan.shares():
         name = next(name for name in names if name in shares)
-        spare_s = plan.spare_s(shares) if name == RECIPE else 0.0  # its steps may take longer than when they were measured
+        seconds = shares[name] + plan.spare_s(name, shares)
         plan.done.add(name)
-        yield name, shares[name] + spare_s
+        yield name, seconds
     report["not_judged"] += [{"method": name, "reason": plan.reasons.get(name, LATE)} for name in names if name in plan.waiting]
     unjudged = [entry["method"] for entry in report["not_judged"] if plan.lacks_time_alone(entry["method"])]
+    unjudged = [name for name in unjudged if not contest.has_refused(name)]
     if unjudged and RECIPE not in plan.refused:
         report["minutes_needed"] = plan.minutes([RECIPE] if RECIPE in unjudged else unjudged)
 
@@ -235,15 +235,13 @@ def _run(
     if isinstance(entry, str):
         report["not_judged"].append({"method": name, "reason": entry})
         return
-    answers_BM = measure(entry, pairs, metrics, contest.metric, exclude_seen, seed, report, figures)
+    try:
+        answers_BM = measure(entry, pairs, metrics, contest.metric, exclude_seen, seed, report, figures)
+    except REFUSALS as refusal:  # of a caller's method, for some query
+        report["not_judged"].append({"method": name, "reason": contest.refuse(name, exclude_seen, refusal)})
+        return
     chosen_row = next(row for row in report["rows"] if row["method"] == name and row["chosen"])
     chosen_row["segments"] = segments_of(answers_BM, pairs, contest.metric, users_I)
-
-
-def _write(report: Report, figures: Mapping[Key, Figures], json_file: Path | None) -> None:
-    if json_file is not None:
-        save_figures(figures, queries_file(json_file))
-        save(report, json_file)
 
 
 def _minutes(options: CompareOptions) -> float | None:

@@ -114,6 +114,16 @@ class Contest:
         queries = min(VALIDATION_QUERIES, len(self.prepared.split.validation))
         return Needs(FUSED_QUERY_S * queries, FUSED_QUERY_S * queries)
 
+    def has_refused(self, name: str) -> bool:
+        """Whether the method was tried and failed: more time would not do."""
+        return any(name == refused for refused, _ in self._refused)
+
+    def refuse(self, name: str, exclude_seen: bool, refusal: BaseException) -> str:
+        """Note that a fitted method fails, and return the reason. Fusions with it are refused, too."""
+        log.warning("%s is not judged: %s", name, refusal)
+        self._refused[name, exclude_seen] = reason_of(refusal)
+        return self._refused[name, exclude_seen]
+
     def answering_seconds(self, name: str) -> float:
         """About the seconds for measuring and timing a fitted method; the tree is measured at each of its beams."""
         split = self.prepared.split

@@ -4,8 +4,8 @@ Knows the needs of methods, by name, and a clock. Does not know how they learn.
 
 A method gets time if it can see ENOUGH of its data and of its steps to be judged. The strong baseline comes first, since a verdict without
 it is worth nothing; then the tree, whose memory uses the same neighbours; then the others, the least needy first. Remaining time is shared
-by weight, until each method has all that it needs. Time that a method leaves goes to later ones. A method that got none at first may get it
-then.
+by weight, until each method has all that it needs, and what nobody needs as a reserve. Time that a method leaves goes to later ones. A
+method that got none at first may get it then.
 """
 
 from __future__ import annotations
@@ -71,9 +71,12 @@ class Plan:
                 left_s -= least_s + self.answers[name]
         return share_out(share, {name: self.needs[name].full_s for name in share}, left_s)
 
-    def spare_s(self, shares: Mapping[str, float]) -> float:
-        """The seconds that remain when every waiting method has its share and its time for answers."""
-        return max(0.0, self.left_s - sum(seconds + self.answers[name] for name, seconds in shares.items()))
+    def spare_s(self, name: str, shares: Mapping[str, float]) -> float:
+        """A method's part, by weight, of the seconds that remain when every waiting method has its share and its time for answers: it may
+        take longer than was measured, or go on since it still improves. Fusions have what is left then."""
+        spare_s = max(0.0, self.left_s - sum(seconds + self.answers[method] for method, seconds in shares.items()))
+        methods = [method for method in shares if not _is_fusion(method)] or [*shares]
+        return spare_s * _weight(name) / sum(map(_weight, methods)) if name in methods else 0.0
 
     def lacks_time_alone(self, name: str) -> bool:
         """Whether an unjudged method could be judged with more time: neither it nor a method of a fusion is refused."""

@@ -114,8 +114,12 @@ def continued(report: Report, file: Path, equal_keys: Sequence[str], kept_keys: 
     return report | {key: earlier[key] for key in kept_keys if key in earlier}
 
 
-def save(report: Report, file: Path) -> None:
-    """Replace the file in one step, so that a killed run leaves a whole file."""
+def save(report: Report, figures: Mapping[Key, Figures], file: Path | None) -> None:
+    """Replace the file of the figures of each query, and then that of the report, each in one step, so that a killed run leaves whole
+    files. None: nothing is written."""
+    if file is None:
+        return
+    save_figures(figures, queries_file(file))
     with atomic_write(file) as part:
         part.write_text(json.dumps(report, indent=1) + "\n")
 

@@ -108,16 +108,14 @@ def compare_texts(
                     report["not_judged"].append({"method": name, "reason": reason_of(refusal)})
                     continue
                 measure(entry, tests, METRICS, METRIC, False, config.seed, report, figures)
-                if json_file is not None:
-                    save(report, json_file)
+                save(report, figures, json_file)
     except KeyboardInterrupt:
         report["interrupted"] = True
         log.warning("interrupted: what was done until now is reported")
     report["differences"] = differences(report["rows"], figures, METRICS)
     report["verdict"] = _verdict(config, report)
     report["seconds"] = round(time.monotonic() - begin, 1)
-    if json_file is not None:
-        save(report, json_file)
+    save(report, figures, json_file)
     return report
 
 

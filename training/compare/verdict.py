@@ -129,25 +129,41 @@ def _pays(field: Field, tree: Contestant, best: Contestant, difference: Differen
         return f"Undecided: {queries} too few to tell ({costs})"
     fusion = _fusion_that_pays(field, best)
     if difference.low > 0:
-        if field.strong in field.not_judged:
-            return f"Undecided: {field.strong}, often the best baseline, were not judged ({costs})"
-        rival_names = [baseline.name for baseline in field.baselines if field.paired(tree.name, baseline.name).low <= 0]
-        if rival_names:
-            return f"Undecided: {_listed(rival_names)}, which validation did not choose, may find as much as the tree ({costs})"
+        if doubt := _doubt(field, tree.name, "the tree"):
+            return f"{doubt} ({costs})"
         if difference.high < MARGIN * best.figure:
+            if _is_much_faster(field, tree):
+                return f"The tree pays {BY_SPEED}: it finds as much in less time ({costs})"
             return f"Use {best.name} unless so little more is worth the cost ({costs}{_model_of(best)})"
         addition = "" if fusion is None or field.paired(fusion.name, tree.name).low <= 0 else f", and {_fused(fusion)} find more still"
         return f"The tree pays{addition} ({costs})"
     if fusion is not None:
+        if doubt := _doubt(field, fusion.name, _fused(fusion).rstrip(",")):
+            return f"{doubt} ({costs})"
         gain = _interval(field.paired(fusion.name, best.name))
         costs = f"{costs}; fused: {fusion.cost}"
         return f"{BESIDE}: {_fused(fusion)} find {gain} more than {best.name} ({costs})"
     if difference.high < 0 or _is_settled(difference, best):
-        rivals = [baseline for baseline in field.baselines if field.paired(tree.name, baseline.name).low <= 0]
-        if difference.high >= 0 and difference.low > -MARGIN * best.figure and all(tree.ms < MUCH_FASTER * rival.ms for rival in rivals):
+        if difference.high >= 0 and difference.low > -MARGIN * best.figure and _is_much_faster(field, tree):
             return f"The tree pays {BY_SPEED}: it finds as much in less time ({costs})"
         return f"Use {best.name} ({costs}{_model_of(best)})"
     return f"Undecided with {difference.queries:,} queries: they leave room for either ({costs})"
+
+
+def _doubt(field: Field, winner: str, phrase: str) -> str | None:
+    """Why what finds more than the best baseline may not find more than all; None if it does. phrase: the winner in words"""
+    if field.strong in field.not_judged:
+        return f"Undecided: {field.strong}, often the best baseline, were not judged"
+    rival_names = [baseline.name for baseline in field.baselines if field.paired(winner, baseline.name).low <= 0]
+    if rival_names:
+        return f"Undecided: {_listed(rival_names)}, which validation did not choose, may find as much as {phrase}"
+    return None
+
+
+def _is_much_faster(field: Field, tree: Contestant) -> bool:
+    """Whether every baseline that may find as much as the tree, within MARGIN, takes much longer."""
+    rivals = [baseline for baseline in field.baselines if field.paired(tree.name, baseline.name).low < MARGIN * baseline.figure]
+    return all(tree.ms < MUCH_FASTER * rival.ms for rival in rivals)
 
 
 def _model_of(best: Contestant) -> str:

@@ -50,7 +50,7 @@ from training.baselines.methods import METHODS as BASELINES
 from training.baselines.product_dnn import ProductDnnConfig, fit_product_dnn
 from training.compare.contest import RECIPE, Contest, Entry, attempted, checked_names
 from training.compare.figures import Figures, answered, figures_of
-from training.compare.report import Key, differences, fit_of
+from training.compare.report import Key, differences, fit_of, save
 from training.data.splits import without_seen
 from training.deep.fit import use_bfloat16
 from training.deep.prepare import prepare
@@ -214,7 +214,7 @@ def benchmark(args: argparse.Namespace) -> None:
                     (f"{method}, {'seen excluded' if seen else 'raw'}", seed, None): values for seen, values in result.figures.items()
                 }
                 report["differences"] = all_differences(figures)
-            leaderboard.write(args, report, figures)
+            save(report, figures, args.json)
     if args.plot:
         plot_curves(report["rows"], real.name, args.plot)
     if args.markdown:
