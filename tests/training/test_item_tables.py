@@ -43,7 +43,7 @@ from training.specification.linear import RELEVANCE_OPTIONS, LinearConfig, LogDa
 from training.specification.log_format import TextTable
 from training.specification.models import read_config
 
-TEXT = '\ufeffid,title,year,price,live\r\n1,"Toy, ""Story""",1995,2.5,true\r\n02,Heat,,3,false\r\n'
+TEXT = '\ufeffid,title,year,price,live\r\n1,"Toy, ""Story""",1995,2.5,True\r\n02,Heat,,3,FALSE\r\n'
 COLUMNS: dict[str, list[Any]] = {
     "id": ["1", "02"],
     "title": ['Toy, "Story"', "Heat"],

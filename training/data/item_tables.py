@@ -30,7 +30,7 @@ WHOLE = "0|[1-9][0-9]*"
 FORMS = {
     pa.int64(): f"^-?(?:{WHOLE})$",
     pa.float64(): f"^-?(?:{WHOLE})(?:\\.[0-9]+)?(?:[eE][+-]?[0-9]+)?$",
-    pa.bool_(): "^(?:true|false)$",
+    pa.bool_(): "^(?i:true|false)$",
 }
 """Type of a text column → pattern of all its values."""
 
