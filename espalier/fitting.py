@@ -17,11 +17,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
-
 from espalier.bundle import Bundle
 from espalier.errors import InvalidInput, MissingExtra
-from espalier.frames import as_file, as_table, frame_like
+from espalier.frames import as_file, frame_like
 from espalier.model import Model
 from espalier.search import Device, check_device
 from espalier.siblings import sibling
@@ -75,11 +73,8 @@ def fit(
         raw = tomllib.loads(file.read_text()) | {"seed": seed}
         for name, keys in options.items():
             raw[name] = raw.get(name, {}) | dict(keys) if isinstance(keys, Mapping) else keys
-        if isinstance(items, str | Path):
-            raw["data"]["items"] = str(items)
-        elif items is not None:
-            pq.write_table(as_table("items", items), folder / "items")  # named so in messages
-            raw["data"]["items"] = str(folder / "items")
+        if items is not None:
+            raw["data"]["items"] = str(as_file("items", items, folder, "items"))  # named so in messages
         config = trainer("specification.models").SPECIFICATION.checked(raw)
         model = Model(_trained(config, version_folder, device, minutes), frame=frame_like(data))
         model.owns(folder)

@@ -30,6 +30,8 @@ WHOLE = 2**53
 """Floats hold every whole number below this one."""
 IDS = 'strings or whole numbers below 2^53: make all ids strings, in pandas with .astype("string"), in polars with .cast(pl.String)'
 """The expected values of a column of ids."""
+UNWRITABLE = "columns of types that Parquet can hold: drop the others"
+"""The expected columns where one cannot be stored."""
 
 
 def installed_frame() -> Frame:
@@ -69,24 +71,35 @@ def as_table(field: str, data: Any, columns: Sequence[str] = ()) -> pa.Table:
             raise InvalidInput(field, str(data), "a file that exists")
         return read_table(Path(data), columns)
     module = type(data).__module__.partition(".")[0]
-    if module == "polars" and hasattr(data, "to_arrow"):
-        return data.to_arrow()
+    if module == "polars" and hasattr(data, "get_columns"):
+        return _from_polars(field, data)
     if module == "pandas" and hasattr(data, "columns"):
         return _from_pandas(field, data)
     expected = "a data frame of pandas or polars, a table of Arrow, or the path of a CSV, TSV or Parquet file"
     raise InvalidInput(field, type(data).__name__, expected)
 
 
-def as_file(field: str, data: Any, folder: Path) -> Path:
-    """A file, or a data frame that is written into a folder, as a log. Raises InvalidInput as `as_table` does."""
+def as_file(field: str, data: Any, folder: Path, name: str = FRAME) -> Path:
+    """A file, or a data frame that is written into a folder under a name. Raises InvalidInput as `as_table` does."""
     if isinstance(data, str | Path):
         return Path(data)
     table = as_table(field, data)
     try:
-        pq.write_table(table, folder / FRAME)
+        pq.write_table(table, folder / name)
     except pa.ArrowException as error:
-        raise InvalidInput(field, str(error), "columns of types that Parquet can hold: drop the others") from error
-    return folder / FRAME
+        raise InvalidInput(field, str(error), UNWRITABLE) from error
+    return folder / name
+
+
+def _from_polars(field: str, data: Any) -> pa.Table:
+    """Raises InvalidInput, which names the column, for a type that Arrow lacks."""
+    columns = {}
+    for name in data.columns:
+        try:
+            columns[name] = data[name].to_arrow()
+        except pa.ArrowException as error:
+            raise InvalidInput(f"{field}[{name!r}]", str(data[name].dtype), UNWRITABLE) from error
+    return pa.table(columns)
 
 
 def _from_pandas(field: str, data: Any) -> pa.Table:

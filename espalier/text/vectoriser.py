@@ -139,7 +139,8 @@ class Vectoriser:
             counts.add(codes, text_from)
         vocabularies = [counts.vocabulary(k, len(texts)) for k in range(len(blocks))]
         if sum(map(len, vocabularies)) == 0:
-            raise InvalidData("texts", f"{len(texts)} texts without an n-gram within min_count and max_share", "at least one n-gram")
+            found = f"{len(texts)} different texts without an n-gram within min_count and max_share"
+            raise InvalidData("texts", found, "at least one n-gram; one that all texts have tells none apart")
         sizes = np.array([len(entries) for entries in vocabularies], np.int64)
         width = _width(blocks, sizes)
         if width > MAX_FEATURES:

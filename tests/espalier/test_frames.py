@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
 import pytest
 
@@ -54,3 +55,8 @@ def test_integers_that_pandas_holds_as_floats_are_ids(tmp_path: Path) -> None:
 def test_a_column_that_no_file_can_hold_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"data: got .*'extra'.*, expected columns of types that Parquet can hold"):
         as_file("data", pa.table({"user": ["u"], "item": ["i"], "extra": [{}]}), tmp_path)
+
+
+def test_a_column_of_polars_that_arrow_cannot_hold_is_named() -> None:
+    with pytest.raises(InvalidInput, match=r"^data\['item'\]: got 'Int128', expected columns of types that Parquet can hold"):
+        as_table("data", pl.DataFrame({"user": ["u"], "item": [1]}, schema={"user": pl.String, "item": pl.Int128}))

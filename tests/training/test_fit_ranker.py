@@ -405,7 +405,7 @@ def test_wrong_options_are_named(
         (pl.col("grade").cast(pl.String), "a column of numbers"),
         (pl.lit(-1.0).alias("grade"), r"row 0 \(from 0\), grade: got -1.0, expected a number from 0 to 32"),
         (pl.lit(1030.0).alias("grade"), r"row 0 \(from 0\), grade: got 1030.0, expected a number from 0 to 32"),
-        (pl.lit("item-1").alias("item"), "each item once for a query"),
+        (pl.lit("item-1").alias("item"), "item: got .item-1., expected each item once for a query"),
         (pl.lit("0").alias("query_id"), "at least 10"),
         (
             pl.when(pl.int_range(pl.len()) != 3).then("query_id").alias("query_id"),

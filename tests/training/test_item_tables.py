@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 from collections.abc import Callable
 from contextlib import nullcontext
+from datetime import date, datetime, time
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,9 @@ from scipy.sparse import csc_array, csr_array, save_npz
 from espalier.errors import EspalierError, InvalidConfig, InvalidData
 from espalier.items import ItemTable
 from espalier.label_counts import LabelCounts
+from espalier.live.fields import Columns
 from espalier.logs.log_values import BadRows
+from espalier.masks.filters import ItemFilters
 from espalier.text.sparse_rows import MAX_FEATURES
 from training import __main__ as commands
 from training.data import item_content as content_module
@@ -39,7 +43,7 @@ from training.specification.linear import RELEVANCE_OPTIONS, LinearConfig, LogDa
 from training.specification.log_format import TextTable
 from training.specification.models import read_config
 
-TEXT = '\ufeffid,title,year,price,live\r\n1,"Toy, ""Story""",1995,2.5,true\r\n02,Heat,,3,false\r\n'
+TEXT = '\ufeffid,title,year,price,live\r\n1,"Toy, ""Story""",1995,2.5,True\r\n02,Heat,,3,FALSE\r\n'
 COLUMNS: dict[str, list[Any]] = {
     "id": ["1", "02"],
     "title": ['Toy, "Story"', "Heat"],
@@ -110,6 +114,28 @@ def test_rows_that_match_are_counted_and_few_are_warned_of(tmp_path: Path, name:
     assert (
         few.message == f"WARNING: {name}: rows for 1 of 3 items; 2 unused rows. Item '1' has none, for example; ids there are such as 'a1'"
     )
+
+
+def test_values_of_parquet_that_json_lacks_become_values_that_it_has(tmp_path: Path) -> None:
+    nanoseconds = pa.array([1_735_689_600_000_000_003, None], pa.timestamp("ns", "Europe/Berlin"))
+    columns: dict[str, tuple[pa.Array, list[Any]]] = {
+        "price": (pa.array([Decimal("19.99"), None]), [19.99, None]),
+        "shelf": (pa.array(["a", None]).dictionary_encode(), ["a", None]),
+        "tags": (pa.ListArray.from_arrays([0, 2, 2], pa.array(["x", "y"]).dictionary_encode()), [["x", "y"], []]),
+        "prices": (pa.array([None, [Decimal("1.5"), None]]), [None, [1.5, None]]),
+        "view": (pa.array(["v", None]).cast(pa.string_view()), ["v", None]),
+        "day": (pa.array([date(2025, 1, 31), None]), ["2025-01-31", None]),
+        "since": (nanoseconds, ["2025-01-01T00:00:00.000000003Z", None]),
+        "local": (pa.array([datetime(2025, 1, 1, 12, 30), None]), ["2025-01-01T12:30:00", None]),
+        "opens": (pa.array([time(8, 30), None]), ["08:30:00", None]),
+    }
+    pq.write_table(pa.table({"id": ["b", "a"]} | {name: values for name, (values, _) in columns.items()}), tmp_path / "items.parquet")
+    items = item_table(tmp_path / "items.parquet", pa.array(["b", "a"]), TextTable())
+    for name, (_, expected) in columns.items():
+        assert items.values(name, np.arange(2)) == expected
+    written = Columns(items).typed({name: expected[0] for name, (_, expected) in columns.items() if name != "prices"})
+    assert written == {name: expected[0] for name, (_, expected) in columns.items() if name != "prices"}
+    assert ItemFilters([], items, 0).fields == ("id", *columns)
 
 
 @pytest.mark.parametrize(("name", "row"), [("items.csv", "line 3"), ("items.parquet", r"row 1 \(from 0\)")])

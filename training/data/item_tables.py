@@ -6,9 +6,11 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+import pyarrow.types as pt
 
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.items import ItemTable
@@ -16,6 +18,7 @@ from espalier.logs.log_columns import position_of
 from espalier.logs.log_values import BadRows, RowSource, empty_rows, table_row
 from espalier.logs.parquet_logs import is_parquet
 from espalier.logs.text_files import other_separator, whole_table
+from espalier.masks.filters import is_list
 from espalier.wording import either
 
 from ..specification.log_format import TextTable
@@ -27,7 +30,7 @@ WHOLE = "0|[1-9][0-9]*"
 FORMS = {
     pa.int64(): f"^-?(?:{WHOLE})$",
     pa.float64(): f"^-?(?:{WHOLE})(?:\\.[0-9]+)?(?:[eE][+-]?[0-9]+)?$",
-    pa.bool_(): "^(?:true|false)$",
+    pa.bool_(): "^(?i:true|false)$",
 }
 """Type of a text column → pattern of all its values."""
 
@@ -69,7 +72,33 @@ def item_table(file: Path | None, ids: pa.Array, form: TextTable) -> ItemTable:
     if rows.null_count == len(rows):
         raise _refused(file_ids.slice(0, 3).to_pylist(), f"ids of the log's items, such as {ids[0].as_py()!r}")
     _log_matches(file.name, ids, file_ids, rows)
-    return ItemTable.build(table.take(rows).set_column(table.column_names.index("id"), "id", ids))
+    columns = [ids if name == "id" else as_json(column).take(rows) for name, column in zip(table.column_names, table.columns, strict=True)]
+    return ItemTable.build(pa.table(columns, names=table.column_names))
+
+
+def as_json(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """A column whose values are as JSON has them: requests filter by them and return them, and writes of live items set them."""
+    return pa.chunked_array([_as_json(chunk) for chunk in column.chunks])
+
+
+def _as_json(column: pa.Array) -> pa.Array:
+    """Decimals as floats, categories as their values, dates and times as ISO 8601 (in UTC if they have a zone); also those in lists."""
+    kind = column.type
+    if is_list(kind):
+        values = _as_json(pc.list_flatten(column))
+        if values.type == kind.value_type:
+            return column
+        ends = pa.array(np.cumsum(pc.fill_null(pc.list_value_length(column), 0), dtype=np.int64))
+        return pa.LargeListArray.from_arrays(pa.concat_arrays([pa.array([0], pa.int64()), ends]), values, mask=column.is_null())
+    if pt.is_dictionary(kind):
+        return _as_json(column.cast(kind.value_type))
+    if pt.is_decimal(kind):
+        return column.cast(pa.string()).cast(pa.float64())  # Arrow casts 19.99 itself to 19.990000000000002
+    if pt.is_timestamp(kind) or pt.is_date(kind) or pt.is_time(kind):
+        in_utc = column.cast(pa.timestamp(kind.unit, "UTC")) if pt.is_timestamp(kind) and kind.tz else column
+        exact = pc.replace_substring_regex(in_utc.cast(pa.string()), r"\.0+(Z?)$", r"\1")
+        return pc.replace_substring(exact, " ", "T")
+    return column.cast(pa.string()) if pt.is_string_view(kind) else column
 
 
 def _log_matches(name: str, ids: pa.Array, file_ids: pa.ChunkedArray, rows: pa.Array) -> None:

@@ -35,6 +35,7 @@ from espalier.search import SearchParams
 from espalier.tree import Tree, tree_from_children
 
 from ..arrays import Int64
+from ..data.item_tables import as_json
 from ..golden import golden_answers
 from ..linear.node_scorers import LevelScorers, as_chunks
 from ..linear.pecos_files import Layer, read_model
@@ -129,7 +130,9 @@ def label_table(file: Path | None, labels: int) -> ItemTable:
         raise InvalidConfig("--items", table.column_names, "a column named 'id'")
     if len(table) != labels:
         raise InvalidConfig("--items", f"{len(table)} rows", f"{labels}, one per label in the order of the labels")
-    return ItemTable.build(table.set_column(table.column_names.index("id"), "id", table.column("id").cast(pa.large_string())))
+    named = zip(table.column_names, table.columns, strict=True)
+    columns = [column.cast(pa.large_string()) if name == "id" else as_json(column) for name, column in named]
+    return ItemTable.build(pa.table(columns, names=table.column_names))
 
 
 def ranking_of(post_processor: str) -> Ranking:

@@ -137,8 +137,10 @@ def _graded_queries(bundle: Bundle, file: Path, frame: pl.DataFrame, features: l
     items, grades, caller_features = [], [], []
     for group in groups.iter_rows(named=True):
         rows, grade = np.array(group["row"], np.int64), np.array(group["grade"], np.float32)
-        if len(np.unique(rows[rows >= 0])) != np.count_nonzero(rows >= 0):
-            raise InvalidData(f"{file}, query_id {group['query_id']}", "an item twice", "each item once for a query")
+        known, counts = np.unique(rows[rows >= 0], return_counts=True)
+        if (counts > 1).any():
+            twice = bundle.items.ids_of(known[counts > 1][:1])[0]
+            raise InvalidData(f"{file}, query_id {group['query_id']}, item", twice, "each item once for a query")
         relevant = (rows >= 0) & (grade > 0)
         items.append(rows[relevant])
         grades.append(grade[relevant])
