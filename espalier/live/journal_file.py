@@ -281,9 +281,13 @@ def _connect(file: Path, mode: str, more: str = "") -> sqlite3.Connection:
     """A connection in autocommit mode, for one thread at a time, whichever, that trusts nothing in the file."""
     address = f"file:{quote(str(file.absolute()))}?mode={mode}{more}"
     connection = sqlite3.connect(address, timeout=BUSY_MS / 1000, isolation_level=None, check_same_thread=False, uri=True)
-    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
-    connection.execute("PRAGMA trusted_schema = OFF")
-    connection.execute("PRAGMA cell_size_check = ON")
+    try:
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
+        connection.execute("PRAGMA trusted_schema = OFF")
+        connection.execute("PRAGMA cell_size_check = ON")
+    except BaseException:
+        connection.close()
+        raise
     return connection
 
 
