@@ -122,7 +122,10 @@ def _rows_of(placements: Sequence[Placement]) -> list[tuple[int, int, int, bytes
 
 
 class Journal(JournalTables):
-    """A journal, opened on first use. All methods may be called from any thread, and raise JournalError and its subclasses."""
+    """A journal, opened on first use. All methods may be called from any thread, and raise JournalError and its subclasses.
+
+    What is still open when nothing refers to the journal any more is closed then.
+    """
 
     def __init__(self, file: Path, mode: Literal["read", "write"] = "write") -> None:
         self.file, self._mode = file, mode
@@ -132,6 +135,10 @@ class Journal(JournalTables):
         self._writer: sqlite3.Connection | None = None
         self._reader_lock, self._writer_lock = threading.Lock(), threading.Lock()
         self._checkpoint_at = CHECKPOINT_BYTES
+
+    def __del__(self) -> None:
+        self._close_reader()
+        self._close_writer()
 
     @staticmethod
     def open(file: Path, mode: Literal["read", "write"] = "write") -> Journal:
