@@ -14,7 +14,7 @@ import json
 import platform
 import re
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib import metadata
 from typing import Any
 
@@ -42,26 +42,26 @@ def bill(name: str, distributions: Iterable[metadata.Distribution]) -> dict[str,
 
 
 def _component(reference: str, one: metadata.Distribution) -> dict[str, Any]:
+    fields = one.metadata.json
     component: dict[str, Any] = {
         "type": "library",
         "bom-ref": reference,
-        "name": one.metadata["Name"],
+        "name": fields["name"],
         "version": one.version,
         "purl": reference,
     }
-    if one.metadata["Summary"]:
-        component["description"] = one.metadata["Summary"]
-    licences = _licences(one)
+    if "summary" in fields:
+        component["description"] = fields["summary"]
+    licences = _licences(fields)
     return component | ({"licenses": licences} if licences else {})
 
 
-def _licences(one: metadata.Distribution) -> list[dict[str, Any]]:
+def _licences(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
     """An SPDX expression where the metadata has one, else names: those of the classifiers, or a short text."""
-    expression = one.metadata["License-Expression"]
-    if expression:
-        return [{"expression": expression}]
-    classified = [line.rpartition(" :: ")[2] for line in one.metadata.get_all("Classifier") or [] if line.startswith("License :: OSI")]
-    text = (one.metadata["License"] or "").strip()
+    if "license_expression" in fields:
+        return [{"expression": fields["license_expression"]}]
+    classified = [line.rpartition(" :: ")[2] for line in fields.get("classifier", []) if line.startswith("License :: OSI")]
+    text = fields.get("license", "").strip()
     named = classified or ([text] if text and len(text) < 100 and "\n" not in text else [])
     return [{"license": {"name": name}} for name in dict.fromkeys(named)]
 

@@ -182,18 +182,17 @@ def open_reader(file: Path) -> Reader | None:
     noted = _noted(file)
     if not file.exists():
         return None
-    is_reusable = True
     with errors_of(file):
-        connection = _connect(file, "rw" if on_network(file) else "ro")
+        connection, is_reusable = _connect(file, "rw" if on_network(file) else "ro"), True
         try:
-            connection.execute("PRAGMA query_only = ON")
-            connection.execute("PRAGMA user_version").fetchone()
-        except sqlite3.OperationalError:
-            connection.close()
-            if log_bytes(file, "-wal") or log_bytes(file, "-journal"):
-                raise
-            connection, is_reusable = _connect(file, "ro", "&immutable=1"), False
-        try:
+            try:
+                connection.execute("PRAGMA query_only = ON")
+                connection.execute("PRAGMA user_version").fetchone()
+            except sqlite3.OperationalError:
+                if log_bytes(file, "-wal") or log_bytes(file, "-journal"):
+                    raise
+                connection.close()
+                connection, is_reusable = _connect(file, "ro", "&immutable=1"), False
             has_tables = _has_tables(connection, file)
             _check_noted(connection, file, has_tables, noted)
         except BaseException:
