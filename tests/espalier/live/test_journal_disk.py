@@ -182,7 +182,8 @@ def test_a_folder_that_is_not_there_takes_no_operation(tmp_path: Path) -> None:
 
 def write_and_die(file: Path, when: str) -> None:
     """Commit an operation and be killed: before the commit, before it with more than SQLite keeps in memory, or after it."""
-    with Journal(file).writing() as transaction:
+    journal = Journal(file)
+    with journal.writing() as transaction:
         transaction.append(put("a"))
         if when == "before":
             os.kill(os.getpid(), signal.SIGKILL)
