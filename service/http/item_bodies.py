@@ -31,10 +31,10 @@ from ..settings import Settings
 
 MAX_FIELDS_BYTES = 64 << 10
 """Largest `fields` of an item, as compact JSON."""
-INTEGERS = range(-(1 << 63), 1 << 63)
+INTEGERS = range(-(1 << 63), 1 << 64)
 YEAR_10000 = 253_402_300_800.0
 """In Unix time, s. Later times cannot be written as text."""
-VALUES = "a string, a number, a boolean, null, or a list of strings"
+VALUES = "a string, a number, a boolean, null, or a list of them"
 
 _PUTS: Mapping[type[Kind], type[ItemRequest[Any]]] = {
     HistoryKind: ItemRequest[Ids],
@@ -152,7 +152,7 @@ def time_text(unix_s: float) -> str:
 def _check_fields(fields: Mapping[str, Any]) -> None:
     """Raise InvalidInput for values that no column can have, or too many bytes of them."""
     for name, value in fields.items():
-        if not (_is_scalar(value) or (isinstance(value, list) and all(isinstance(element, str) for element in value))):
+        if not all(map(_is_scalar, value if isinstance(value, list) else [value])):
             raise InvalidQuery(f"fields.{name}", value, VALUES)
     size = len(orjson.dumps(fields))
     if size > MAX_FIELDS_BYTES:

@@ -33,7 +33,7 @@ Event = list[str] | list[float] | Features | str
 
 _EXAMPLE: JsonDict = {"fields": {"title": "A new game", "section": "games"}, "events": [["libsdl2-2.0-0", "libgl1"]], "source_version": 7}
 _FIELDS = (
-    "Column of the item table → value: a string, a number, a boolean, a list of strings, or null. They replace all fields of a live item: "
+    "Column of the item table → value: a string, a number, a boolean, null, or a list of them. They replace all fields of a live item: "
     "a column that is left out becomes null."
 )
 

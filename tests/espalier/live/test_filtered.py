@@ -110,6 +110,8 @@ def catalogue(tmp_path: Path) -> Catalogue:
     columns |= {
         "tags": [["a", "b"]] * count,
         "count": list(range(count)),
+        "sizes": [[36.5, 38.0]] * count,
+        "hash": np.arange(count, dtype=np.uint64),
         "sold": [True, False, None] * (count // 3) + [None] * (count % 3),
     }
     return Catalogue(make_bundle(tmp_path, rng, tree, columns=columns, width=WIDTH))
@@ -226,6 +228,8 @@ def test_masks_of_any_history_are_those_of_a_loop_over_all_items(catalogue: Cata
         ({"tags": ["b"], "count": {"min": 2**53 + 1}}, {"id": ["new-3", "item-2"]}),
         ({"count": [2**53, 7.0]}, {}),
         ({"sold": [True]}, {"price": {"max": -(10**400)}}),
+        ({"sizes": {"min": 38}}, {"sizes": [40]}),
+        ({"hash": {"min": 2**63}}, {"hash": [2**64 - 1]}),
     ]
     for step in range(120):
         item_id = ids[int(rng.integers(len(ids)))]
@@ -269,6 +273,8 @@ def random_fields(rng: np.random.Generator) -> dict[str, Any]:
         "tags": [str(tag) for tag in rng.choice(["a", "b", "c"], int(rng.integers(3)))],
         "count": int(rng.choice([7, 2**53, 2**53 + 1, -(2**62)])),
         "sold": bool(rng.integers(2)),
+        "sizes": [float(size) for size in rng.choice([36.5, 38.0, 40.0], int(rng.integers(3)))],
+        "hash": int(rng.choice(np.array([7, 2**63, 2**64 - 1], np.uint64))),
     }
     return {name: value for name, value in fields.items() if rng.random() < 0.8}
 
