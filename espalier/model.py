@@ -98,10 +98,20 @@ class Model:
     def __init__(self, bundle: Bundle, device: Device = "auto", engine: str | None = None, frame: Frame | None = None) -> None:
         self.bundle, self.frame = bundle, frame or installed_frame()
         self.engine = open_engine(bundle, device, engine)
+        self._opened_with = device, engine
+        self._owns_folder = False
 
     def owns(self, folder: Path) -> None:
-        """Delete the bundle's folder when the model is garbage-collected."""
+        """Delete a folder when the model is garbage-collected."""
+        self._owns_folder = self.bundle.path.is_relative_to(folder)
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Unpickling opens the same folder; a folder that is deleted with the model goes into the pickle."""
+        if not self._owns_folder:
+            return open_model, (self.bundle.path.absolute(), *self._opened_with, self.frame)
+        files = {file.name: file.read_bytes() for file in self.bundle.path.iterdir()}
+        return _unpickled, (files, self.name, self.version, *self._opened_with, self.frame)
 
     def __repr__(self) -> str:
         return f"<Model {self.name} version {self.version}: {len(self.bundle.items)} items, {self.bundle.manifest.query.kind} queries>"
@@ -418,6 +428,18 @@ def open_model(path: Path | str, device: Device = "auto", engine: str | None = N
     folder = Path(path)
     versions = versions_in(folder) if folder.is_dir() and not (folder / "manifest.json").exists() else ()
     return Model(Bundle.open(folder / str(versions[-1]) if versions else folder), device, engine, frame)
+
+
+def _unpickled(files: Mapping[str, bytes], name: str, version: int, device: Device, engine: str | None, frame: Frame) -> Model:
+    """The model in these files, which are written to a temporary folder that is deleted with it."""
+    folder = Path(tempfile.mkdtemp(prefix="espalier-"))
+    path = folder / name / str(version)
+    path.mkdir(parents=True)
+    for file, content in files.items():
+        (path / file).write_bytes(content)
+    model = open_model(path, device, engine, frame)
+    model.owns(folder)
+    return model
 
 
 def _blocks(count: int, excluded: Sequence[NDArray[np.int64]] | None) -> Iterator[NDArray[np.int64]]:

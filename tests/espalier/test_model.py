@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
+import pickle
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -64,6 +66,25 @@ def test_a_search_finds_what_the_engine_finds(model: Model) -> None:
         assert [row["rank"] for row in own] == list(range(1, 10))
         assert [row["title"] for row in own] == model.bundle.items.values("title", rows)
         np.testing.assert_array_equal([row["score"] for row in own], result.scores_BM[b])
+
+
+def test_a_model_is_pickled_as_its_path_or_as_its_files_if_they_are_deleted_with_it(model: Model, tmp_path: Path) -> None:
+    other = pickle.loads(pickle.dumps(espalier.open(model.bundle.path, "cpu", "reference", "arrow")))
+    assert (other.bundle.path, other.engine.name, other.frame) == (model.bundle.path.absolute(), "reference", "arrow")
+    temporary = espalier.open(model.save(tmp_path / "m" / "1"), "cpu", frame="arrow")
+    temporary.owns(tmp_path / "m")
+    content = pickle.dumps(temporary)
+    expected = temporary.search(HISTORIES, m=7)
+    del temporary
+    gc.collect()
+    assert not (tmp_path / "m").exists()
+    restored = pickle.loads(content)
+    assert restored.search(HISTORIES, m=7).equals(expected)
+    again, folder = pickle.loads(pickle.dumps(restored)), restored.bundle.path
+    del restored
+    gc.collect()
+    assert not folder.exists()
+    assert again.search(HISTORIES, m=7).equals(expected)
 
 
 def test_more_queries_than_one_call_takes_are_numbered_through(model: Model) -> None:
