@@ -50,7 +50,7 @@ class History:
         """Add a row. Ignore totals that are not newer than the last row: the clock may have been set back."""
         if self.at and totals.at <= self.at[-1]:
             return
-        self.events += [(totals.at, event) for event in _events(self.recent[-1] if self.recent else None, totals)]
+        self.events += [(totals.at, event) for event in _events(self.recent, totals)]
         while self.recent and totals.at - self.recent[0].at > LATENCY_S:
             self.recent.popleft()
         before = self.recent[0].buckets if self.recent else {}
@@ -138,14 +138,16 @@ def quantile(buckets: Mapping[float, float], share: float) -> float:
     return low + (bounds[i] - low) * ((rank - below) / (counts[i] - below) if counts[i] > below else 1.0)
 
 
-def _events(before: Totals | None, now: Totals) -> Sequence[str]:
-    """The events between two totals, or before the first. If several workers load a version, that is one event."""
+def _events(recent: Sequence[Totals], now: Totals) -> Sequence[str]:
+    """The events since the last totals, or before the first. If several workers load a version, that is one event."""
+    before = recent[-1] if recent else None
     old_ready = () if before is None else before.ready
     events = [f"Version {version} serves." for version in now.ready if version not in old_ready]
     events += [f"Version {version} serves no longer." for version in old_ready if version not in now.ready]
+    defaults = (totals.values.get("default_version", nan) for totals in reversed(recent))
+    old = next((default for default in defaults if not isnan(default)), 0.0)  # a model is there before its first version is loaded
     new = now.values.get("default_version", nan)
-    old = 0.0 if before is None else before.values.get("default_version", nan)
-    if new != old and not isnan(new) and not isnan(old):
+    if new != old and not isnan(new):
         events.append(f"Version {int(new)} is the default now." if new else "No version is ready.")
     if before is None:
         return events

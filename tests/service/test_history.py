@@ -156,6 +156,12 @@ def test_loads_defaults_and_failures_are_events_and_these_are_bounded() -> None:
         "Version 1 serves no longer.",
         "Version 2 is the default now.",
     ]
+    unknown: tuple[dict[str, float], tuple[int, ...]] = ({"default_version": nan}, ())
+    assert happened(unknown, ({"default_version": 2}, (2,)), unknown, ({"default_version": 2}, ())) == [
+        "Version 2 serves.",
+        "Version 2 is the default now.",
+        "Version 2 serves no longer.",
+    ]
     loaded = "Version 1 is the default now."  # before the first row
     assert happened(({"reload_failures": 2}, ()), ({"reload_failures": 3}, ()), ({"reload_failures": 5, "worker_restarts": nan}, ())) == [
         loaded,
