@@ -34,9 +34,7 @@ class Backups(HostThread):
         self._settings, self._url, self._metrics = settings, url, metrics
         self._store: Objects | None = None
         self._due: dict[str, float] = {}  # model → when, of time.monotonic(), because the clock may be set
-        self._next: dict[
-            str, float
-        ] = {}  # model → when another backup may be made; until then only the deletion of old ones is tried again
+        self._next: dict[str, float] = {}  # model → when another backup may be made; before, only old ones are deleted
         self._problems: dict[str, str] = {}  # model → what failed last time, which was logged
         self._logged_error = ""
 
