@@ -189,10 +189,16 @@ def test_a_failure_is_counted_and_logged_once_and_backups_go_on_when_it_is_over(
 
 
 def test_a_store_that_lets_nothing_be_deleted_gets_no_more_backups_than_are_due(
-    models: Path, store: Objects, live: Journal, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    models: Path, store: Objects, live: Journal, looks: Looks, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO)
+    refused, deletions = True, 0
+
     def refuse(*_: Any) -> None:
-        raise StoreUnavailable("backups/books: 403 Forbidden (AccessDenied)")
+        nonlocal deletions
+        deletions += 1
+        if refused:
+            raise StoreUnavailable("backups/books: 403 Forbidden (AccessDenied)")
 
     monkeypatch.setattr(backups, "prune", refuse)
     monkeypatch.setattr(backups, "RETRY_S", 0.02)
@@ -201,6 +207,11 @@ def test_a_store_that_lets_nothing_be_deleted_gets_no_more_backups_than_are_due(
         appended(live, [put("b")])
         until(lambda: (value(running, FAILURES) or 0) >= 5, "an alert sees that the failure lasts")
         assert len(find_backups(store, "books")) == 1
+        refused = False
+        until(lambda: "its old backups are deleted" in caplog.text)
+        before = deletions
+        looks.several()
+        assert deletions == before
     lines = [record.message for record in caplog.records if "backup" in record.message and record.levelno >= logging.ERROR]
     assert lines == ["books is backed up, but its old backups are not deleted: backups/books: 403 Forbidden (AccessDenied)"]
 
