@@ -374,6 +374,8 @@ def test_threads_that_search_linear_scorers_at_once_do_not_disturb_each_other(
 
     def search_slowly(*arguments: Any) -> Any:
         assert not running
+        _, (*_, beam_size_B, _, _), *_, work, _ = arguments
+        assert len(work[2]) >= beam_size_B[0], "the room is this search's"
         running.append(1)
         time.sleep(0.005)
         try:
