@@ -50,7 +50,7 @@ def _component(reference: str, one: metadata.Distribution) -> dict[str, Any]:
         "version": one.version,
         "purl": reference,
     }
-    if "summary" in fields:
+    if fields.get("summary"):
         component["description"] = fields["summary"]
     licences = _licences(fields)
     return component | ({"licenses": licences} if licences else {})
@@ -58,7 +58,7 @@ def _component(reference: str, one: metadata.Distribution) -> dict[str, Any]:
 
 def _licences(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
     """An SPDX expression where the metadata has one, else names: those of the classifiers, or a short text."""
-    if "license_expression" in fields:
+    if fields.get("license_expression"):
         return [{"expression": fields["license_expression"]}]
     classified = [line.rpartition(" :: ")[2] for line in fields.get("classifier", []) if line.startswith("License :: OSI")]
     text = fields.get("license", "").strip()

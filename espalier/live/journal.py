@@ -127,12 +127,13 @@ class Journal(JournalTables):
     What is still open when nothing refers to the journal any more is closed then.
     """
 
+    _reader: sqlite3.Connection | None = None
+    _writer: sqlite3.Connection | None = None
+
     def __init__(self, file: Path, mode: Literal["read", "write"] = "write") -> None:
         self.file, self._mode = file, mode
         self._inode: int | None = None
         self._damage: JournalCorrupt | None = None
-        self._reader: sqlite3.Connection | None = None
-        self._writer: sqlite3.Connection | None = None
         self._reader_lock, self._writer_lock = threading.Lock(), threading.Lock()
         self._checkpoint_at = CHECKPOINT_BYTES
 

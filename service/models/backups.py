@@ -34,6 +34,7 @@ class Backups(HostThread):
         self._settings, self._url, self._metrics = settings, url, metrics
         self._store: Objects | None = None
         self._due: dict[str, float] = {}  # model → when, of time.monotonic(), because the clock may be set
+        self._next: dict[str, float] = {}  # model → when another backup may be made; before, only old ones are deleted
         self._problems: dict[str, str] = {}  # model → what failed last time, which was logged
         self._logged_error = ""
 
@@ -58,7 +59,7 @@ class Backups(HostThread):
     def _back_up(self, name: str, folder: Path) -> None:
         """Back a model up, and note when the next backup is due."""
         every_s, now = self._settings.backup_every_s, time.monotonic()
-        problem, pause_s = "is not backed up; it is tried again", min(RETRY_S, every_s)
+        problem, retry_at = "is not backed up; it is tried again", now + min(RETRY_S, every_s)
         self._metrics.count("espalier_live_backup_failures_total", name, by=0)  # so that Prometheus sees the first one as an increase
         try:
             self._store = self._store or Objects(self._url, create=True)
@@ -69,20 +70,21 @@ class Backups(HostThread):
                     self._due[name] = now + max(every_s - age_s, 0.0)
                     return
                 # a clock is wrong, so the age is unknown: another backup is due
-            backup = back_up(self._store, folder, on_bytes=lambda _: self._check_stopped())
-            if backup is not None:
-                self._metrics.show("espalier_live_backup_timestamp_seconds", time.time(), name)
-                problem, pause_s = "is backed up, but its old backups are not deleted", every_s
-                prune(self._store, name, self._settings.backup_keep)
-            self._due[name] = now + every_s
+            if now >= self._next.get(name, 0.0):
+                if back_up(self._store, folder, on_bytes=lambda _: self._check_stopped()) is not None:
+                    self._metrics.show("espalier_live_backup_timestamp_seconds", time.time(), name)
+                self._next[name] = now + every_s
+            problem = "is backed up, but its old backups are not deleted"
+            prune(self._store, name, self._settings.backup_keep)
+            self._due[name] = self._next[name]
         except BeingBackedUp:  # a command does so
-            self._due[name] = now + pause_s
+            self._due[name] = retry_at
         except (EspalierError, OSError) as error:
-            self._due[name] = now + pause_s
+            self._due[name] = retry_at
             self._metrics.count("espalier_live_backup_failures_total", name)
             if self._problems.get(name) != problem:
                 log.error("%s %s: %s", name, problem, error)
             self._problems[name] = problem
         else:
             if self._problems.pop(name, None) is not None:
-                log.info("%s is backed up again", name)
+                log.info("%s is backed up again, and its old backups are deleted", name)

@@ -83,6 +83,7 @@ class StoreMirror(HostThread):
         self._models: Mapping[str, StoredModel] = {}  # of the store, at the last round
         self._failures, self._next, self._answered, self._noted = 0, 0.0, time.monotonic(), 0.0
         self._look_at = 0.0  # when a download looks at the store's defaults
+        self._changed: set[str] = set()  # models whose default changed since a round came to its end: they wait for no other's download
         self._damage: dict[tuple[str, int], _Damage] = {}
         self._unstored: set[str] = set()  # models that came from the store, which has them no more
         self._same: dict[tuple[str, int], str] = {}  # (model, version) → entity tag of the store's manifest that this host's is equal to
@@ -169,13 +170,14 @@ class StoreMirror(HostThread):
         self._unstored = unstored
         waits = {name: wait for name, wait in self.state.waits.items() if name in models}
         self._say(StoreState(tuple(models), waits))
-        changed, failed = _changed_defaults(self._models, models), False
-        self._models, self._look_at = models, time.monotonic() + self._settings.store_poll_s
+        self._changed |= _changed_defaults(self._models, models)
+        self._models, self._look_at, failed = models, time.monotonic() + self._settings.store_poll_s, False
         try:
-            for name in sorted(models, key=lambda name: name not in changed):  # a changed default waits for no other model's download
+            for name in sorted(models, key=lambda name: name not in self._changed):
                 failed |= not self._follow(self._store, name, models[name])
         except _Overtaken:
             return  # the next round comes at once, and resumes the download
+        self._changed.clear()
         self._pause(failed)
 
     def _find_models(self, store: Objects) -> dict[str, StoredModel]:
@@ -279,10 +281,10 @@ class StoreMirror(HostThread):
                 self._noted = now
                 self._wait(name, StoreWait(version, progress.bytes_on_disk, progress.size))
             if now >= self._look_at:
-                self._look_at = now + self._settings.store_poll_s
                 with suppress(StoreError):  # the download will raise it, too, or the next round
                     if _changed_defaults(self._models, self._find_models(store)):
                         raise _Overtaken
+                self._look_at = time.monotonic() + self._settings.store_poll_s
 
         try:
             came = fetch(store, name, version, self._folder, on_progress)

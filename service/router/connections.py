@@ -211,7 +211,8 @@ class HttpTransport:
         if config.key is not None:
             self._lines += f"Authorization: Bearer {config.key.get_secret_value()}\r\n"
         self._connections: dict[str, Connections] = {}
-        self._names: dict[str, str | None] = {}  # address → the name that resolved to it last
+        self._listed: dict[str, tuple[str | None, list[str]]] = {}  # what `addresses` found for each name; last, what changed last
+        self._names: dict[str, str | None] = {}  # address → the host of the last name in `_listed` that has it
 
     async def addresses(self, name: str) -> Sequence[str]:
         if not name.startswith(DNS):
@@ -224,7 +225,10 @@ class HttpTransport:
             raise ReplicaFailed("connection", f"{name}: {error}") from None
         hosts = sorted({str(address[0]) for *_, address in records})
         addresses = [f"{url.scheme}://{f'[{host}]' if ':' in host else host}:{port}{url.path}" for host in hosts]
-        self._names |= dict.fromkeys(addresses, url.hostname)
+        if self._listed.get(name) != (listed := (url.hostname, addresses)):
+            self._listed.pop(name, None)
+            self._listed[name] = listed
+            self._names |= {address: host for host, group in self._listed.values() for address in group}
         return addresses
 
     async def send(self, address: str, body: bytes, max_bytes: int, timeout_s: float, headers: Mapping[str, str]) -> bytes:

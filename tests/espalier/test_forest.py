@@ -374,6 +374,8 @@ def test_threads_that_search_linear_scorers_at_once_do_not_disturb_each_other(
 
     def search_slowly(*arguments: Any) -> Any:
         assert not running
+        _, (*_, beam_size_B, _, _), *_, work, _ = arguments
+        assert len(work[2]) >= beam_size_B[0], "the room is this search's"
         running.append(1)
         time.sleep(0.005)
         try:
@@ -384,10 +386,11 @@ def test_threads_that_search_linear_scorers_at_once_do_not_disturb_each_other(
     def found(b: int) -> SearchResult:
         return engine.search(queries.take(np.array([b])), SearchParams.uniform(1, 1 + b, 1 + b))
 
-    expected = [found(b) for b in range(8)]
+    beams = range(7, -1, -1)  # the largest first: the next ones need less room
+    expected = [found(b) for b in beams]
     monkeypatch.setattr("espalier.engines.linear.chunk_search.search_queries", search_slowly)
     with ThreadPoolExecutor(4) as threads:
-        for own, alone in zip(threads.map(found, range(8)), expected, strict=True):
+        for own, alone in zip(threads.map(found, beams), expected, strict=True):
             assert_array_equal(own.item_rows_BM, alone.item_rows_BM)
             assert_array_equal(own.ranks_BM, alone.ranks_BM)
 

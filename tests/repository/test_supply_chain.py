@@ -156,7 +156,7 @@ def test_the_bill_says_what_is_there_in_the_form_of_cyclonedx() -> None:
     distributions = [
         Distribution("A.a", "1.0", ("License-Expression", "MIT OR Apache-2.0"), ("Summary", "It is a."), *needs),
         Distribution("B-b", "2.0", ("Classifier", "License :: OSI Approved :: BSD License"), ("License", "x" * 500)),
-        Distribution("c", "3.0", ("License", "MIT")),
+        Distribution("c", "3.0", ("License", "MIT"), ("License-Expression", ""), ("Summary", "")),
         Distribution("c", "9.9"),  # hidden by the one before it
     ]
     bill = SBOM["bill"]("ours", distributions)
@@ -166,6 +166,7 @@ def test_the_bill_says_what_is_there_in_the_form_of_cyclonedx() -> None:
     assert python == f"pkg:generic/python@{sys.version.split()[0]}"
     assert components[a] | {"description": "It is a.", "name": "A.a", "version": "1.0", "purl": a} == components[a]
     licences = [components[reference].get("licenses") for reference in (a, b, c)]
+    assert "description" not in components[c]
     assert licences == [[{"expression": "MIT OR Apache-2.0"}], [{"license": {"name": "BSD License"}}], [{"license": {"name": "MIT"}}]]
     assert {one["ref"]: one["dependsOn"] for one in bill["dependencies"]} == {"ours": [a, b, c, python], a: [b], b: [], c: [], python: []}
     assert SBOM["bill"]("ours", distributions[:2]) == SBOM["bill"]("ours", distributions[1::-1]), "the same environment, the same bill"

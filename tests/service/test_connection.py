@@ -151,6 +151,15 @@ def test_what_is_left_of_a_small_body_is_skipped_and_of_a_large_one_ends_the_con
         reply = wire.ask(request[:200])
         assert (reply.status, reply.headers.get("connection")) == (404, "close")
         assert wire.ended()
+    chunked = b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-ndjson\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n"
+    for request in (post("/nowhere", b"{}", "Expect: 100-continue")[:-2], chunked % b"/nowhere"):  # what follows is not known
+        with service.connected() as wire:
+            reply = wire.ask(request)
+            assert (reply.status, reply.headers.get("connection")) == (404, "close")
+            assert wire.ended()
+    with service.connected() as wire:  # a stream is answered while it is read
+        reply = wire.ask(chunked % b"/retrieve/stream")
+        assert (reply.status, reply.headers.get("connection")) == (200, None)
 
 
 def test_bodies_share_a_memory(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:

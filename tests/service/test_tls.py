@@ -433,17 +433,20 @@ async def test_an_address_that_another_name_has_now_has_that_ones_certificate(
     other: Listening, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where a shard is started anew on the address of another one, before the other's name forgets it."""
-    port, hosts = other.address[1], {"former.test": "127.0.0.1"}
+    port, hosts = other.address[1], {"former.test": "127.0.0.1", "localhost": "127.0.0.2"}
 
     async def getaddrinfo(_: Any, host: str, port: int, **options: Any) -> list[Any]:
         return socket.getaddrinfo(hosts.get(host, host), port, socket.AF_INET, **options)
 
     monkeypatch.setattr("asyncio.base_events.BaseEventLoop.getaddrinfo", getaddrinfo)
     async with transport(calling(authority.ca, *authority.signs("router"))) as router:
+        await router.addresses(f"dns+https://localhost:{port}")
         (address,) = await router.addresses(f"dns+https://former.test:{port}")
         with pytest.raises(ReplicaFailed):
             await router.served_shards(address, 5)
-        assert await router.addresses(f"dns+https://localhost:{port}") == [address]
+        del hosts["localhost"]
+        for host in ("localhost", "former.test"):
+            assert await router.addresses(f"dns+https://{host}:{port}") == [address]
         assert await router.served_shards(address, 5) == frozenset()
 
 

@@ -313,6 +313,17 @@ def test_a_closed_journal_opens_again(journal: Journal) -> None:
     assert appended(journal, [put("c")]) == [3]
 
 
+def test_a_journal_that_nothing_refers_to_is_closed(tmp_path: Path) -> None:
+    log = tmp_path / "live.db-wal"
+    journal = Journal.open(tmp_path / "live.db")
+    appended(journal, [put("a")])
+    assert journal.last_sequence() == 1
+    assert log.exists()
+    del journal
+    assert not log.exists(), "the last connection to close deletes it"
+    Journal.__new__(Journal)
+
+
 def test_journals_on_network_file_systems_have_no_shared_memory(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal_file, "on_network", lambda file: True)
     appended(journal, [put("a")])

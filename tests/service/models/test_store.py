@@ -147,6 +147,62 @@ def test_the_default_is_followed_while_a_version_is_downloaded(
     until((cache / name / "3").exists)
 
 
+def test_a_changed_default_waits_for_no_other_download_when_a_third_one_changes(
+    following: Running, store: Objects, models: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published_anew(store, models, "calm", version=1)
+    until((cache / "calm" / "1").exists)
+    may_end, read_range, downloads = threading.Event(), Objects.read_range, list[str]()
+
+    def read_slowly(objects: Objects, key: str, begin: int, end: int) -> memoryview:
+        may_end.wait(0.1)
+        return read_range(objects, key, begin, end)
+
+    def noted_fetch(objects: Objects, name: str, *others: Any) -> int:
+        downloads.append(name)
+        return fetch(objects, name, *others)
+
+    monkeypatch.setattr(fetching, "RANGE_BYTES", 16)
+    monkeypatch.setattr(Objects, "read_range", read_slowly)
+    monkeypatch.setattr(store_mirror, "fetch", noted_fetch)
+    published_anew(store, models, "another", version=1)
+    until(lambda: downloads[-1:] == ["another"])
+    published_anew(store, models, version=2)
+    set_default(store, "books", 2)
+    until(lambda: downloads[-1] == "books")
+    count = len(downloads)
+    set_default(store, "calm", 1)
+    until(lambda: len(downloads) > count)
+    assert downloads[count] == "books"
+    may_end.set()
+    until((cache / "another" / "1").exists)
+
+
+def test_a_download_lists_a_store_that_answers_slowly_no_oftener_than_it_should(
+    following: Running, store: Objects, models: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lists, ranges, read_range, pause = 0, 0, Objects.read_range, threading.Event()
+
+    def list_slowly(objects: Objects) -> dict[str, StoredModel]:
+        nonlocal lists
+        lists += 1
+        pause.wait(2 * POLL_S)
+        return find_models(objects)
+
+    def counted(objects: Objects, key: str, begin: int, end: int) -> memoryview:
+        nonlocal ranges
+        ranges += 1
+        pause.wait(POLL_S / 20)
+        return read_range(objects, key, begin, end)
+
+    monkeypatch.setattr(fetching, "RANGE_BYTES", 64)
+    monkeypatch.setattr(Objects, "read_range", counted)
+    monkeypatch.setattr(store_mirror, "find_models", list_slowly)
+    published_anew(store, models)
+    until(lambda: following.served() == 2)
+    assert lists < ranges / 2
+
+
 def test_an_admin_of_one_host_cannot_leave_the_store(following: Running) -> None:
     changes = following.registry.changes
     for change in (changes.load, changes.set_default, changes.unload):
