@@ -265,7 +265,7 @@ def test_the_weights_of_a_graph_are_those_that_it_was_written_from(seed: int, wi
         inputs = np.zeros((queries, state_dim), np.float32), np.zeros((queries, candidates, widths[0]), np.float32)
         for session in (ReferenceEvaluator(model), opened_session(model)):
             (logits,) = session.run(None, dict(zip(("query_state", "node_rows"), inputs, strict=True)))
-            assert logits.shape == (queries, candidates)
+            assert np.shape(logits) == (queries, candidates)
 
 
 def operator(model: onnx.ModelProto, kind: str) -> onnx.NodeProto:
