@@ -355,11 +355,11 @@ class Model:
             text_lists = ([[*map(str, ids or ())] for ids in column] for column in columns)
             pairs = [(rows_of(first), self._with_unknown(last)) for first, last in zip(*text_lists, strict=True) if last]
         else:
-            lists = [np.array(ids) for ids in histories(log, user, item, time).lists.values() if len(ids) > 1]
-            halves = [(ids[: -(-len(ids) // 2)], ids[-(-len(ids) // 2) :]) for ids in lists]
-            relevant = [(last, rows_of(last.tolist())) for _, last in halves]
-            rows = [(rows_of(first.tolist()), last) for (first, _), (_, last) in zip(halves, relevant, strict=True)]
-            pairs = [(first, last[last >= 0]) for first, last in rows if (first >= 0).any() and (last >= 0).any()]
+            lists = [self._with_unknown(ids) for ids in histories(log, user, item, time).lists.values() if len(ids) > 1]
+            known = [np.where(rows < len(self.bundle.items), rows, NO_ITEM) for rows in lists]
+            halves = [(rows[: -(-len(rows) // 2)], rows[-(-len(rows) // 2) :]) for rows in known]
+            pairs = [(first, last[last >= 0]) for first, last in halves if (first >= 0).any() and (last >= 0).any()]
+            relevant = [(rows[len(first) :], last) for rows, (first, last) in zip(lists, halves, strict=True)]
             unknown = Unknown.of(relevant, len(pairs))
             if pairs and (unknown.relevant or unknown.queries):
                 logger.warning("%s", unknown)
@@ -371,7 +371,8 @@ class Model:
         """The rows of items. Each unknown item gets a row of its own beyond the catalogue, which no answer has."""
         rows = self.bundle.items.rows_of(ids)
         unknown = np.flatnonzero(rows < 0)
-        rows[unknown] = len(self.bundle.items) + np.unique([ids[position] for position in unknown.tolist()], return_inverse=True)[1]
+        row_of: dict[str, int] = {}
+        rows[unknown] = [row_of.setdefault(ids[position], len(self.bundle.items) + len(row_of)) for position in unknown.tolist()]
         return rows
 
     @cached_property

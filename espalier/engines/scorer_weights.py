@@ -120,7 +120,7 @@ def _mlp_operators(layers: int) -> list[onnx.NodeProto]:
     return [
         *operators,
         helper.make_node("Gemm", [f"layers.{layers - 1}", "out.weight", "out.bias"], ["column"]),
-        helper.make_node("Reshape", ["column", "batch_and_candidates"], ["logits"]),
+        helper.make_node("Reshape", ["column", "batch_and_candidates"], ["logits"], allowzero=1),
     ]
 
 

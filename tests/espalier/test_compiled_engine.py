@@ -25,6 +25,7 @@ from numba import njit
 from numpy.testing import assert_allclose, assert_array_equal
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
 from benchmarks.random_bundles import (
     linear_graphs,
@@ -45,6 +46,7 @@ from espalier.engines.encoder import read_length, takes_any_length
 from espalier.engines.graphs import load_graph
 from espalier.engines.overflow_scores import dense_logits
 from espalier.engines.reference import ReferenceEngine
+from espalier.engines.runtime import opened_session
 from espalier.engines.scorer_weights import Layer, ScorerWeights, scorer_graph, verified_weights
 from espalier.errors import BundleCorrupt, DeviceUnavailable, UnsupportedGraph
 from espalier.manifest import InnerProductForm, MlpForm
@@ -259,6 +261,11 @@ def test_the_weights_of_a_graph_are_those_that_it_was_written_from(seed: int, wi
             assert_array_equal(getattr(layer, name), getattr(written, name))
     assert_array_equal(weights.out, scorer.out)
     assert weights.offset == np.float32(scorer.offset)
+    for queries, candidates in ((0, 3), (2, 0), (0, 0)):
+        inputs = np.zeros((queries, state_dim), np.float32), np.zeros((queries, candidates, widths[0]), np.float32)
+        for session in (ReferenceEvaluator(model), opened_session(model)):
+            (logits,) = session.run(None, dict(zip(("query_state", "node_rows"), inputs, strict=True)))
+            assert np.shape(logits) == (queries, candidates)
 
 
 def operator(model: onnx.ModelProto, kind: str) -> onnx.NodeProto:

@@ -6,6 +6,7 @@ import gc
 import gzip
 import pickle
 import re
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -279,6 +280,17 @@ def test_a_log_is_halved_by_user_to_measure_on_it(model: Model, caplog: pytest.L
     assert model.evaluate(three, ms=[10])["mrr"][0].as_py() == pytest.approx(1 / (1 + found.index("perl")))
     with pytest.raises(InvalidInput, match=r"column user: got 'nobody', expected one of .*: say which with user="):
         model.evaluate(log, user="nobody", item="what")
+
+
+def test_a_long_unknown_id_takes_its_own_memory_only(model: Model) -> None:
+    log = pa.table({"user": ["a"] * 2003, "item": ["nginx"] * 1002 + ["perl"] * 1000 + ["x" * 10_000]})
+    model.evaluate(log, ms=[1])
+    tracemalloc.start()
+    try:
+        model.evaluate(log, ms=[1])
+        assert tracemalloc.get_traced_memory()[1] < 20e6
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_packed_log_is_measured_and_files_beside_it_stay(model: Model, tmp_path: Path) -> None:

@@ -339,6 +339,15 @@ def found(figure: float) -> Contestant:
         *((replace(QUICK, figure=figure), [SLOW], {}, LESS, USE) for figure in (0.26, 0.27)),
         (replace(QUICK, figure=0.285), [SLOW], {"error": 0.001}, MORE, "The tree pays by its speed: "),  # a little more is as much, too
         (replace(QUICK, figure=0.285), [SLOW, replace(EASE, figure=0.28, ms=0.4)], {"error": 0.001}, MORE, "Use neighbours unless so"),
+        (replace(QUICK, figure=0.285), [SLOW, replace(LUCKY, figure=0.284, ms=5)], {"error": 0.001}, MORE, "The tree pays by its speed: "),
+        (found(0.285), [NEIGHBOURS, fused(0.31, "recipe", "neighbours")], {"error": 0.001}, MORE, BESIDE),
+        (
+            found(0.25),
+            [EASE, fused(0.31, "recipe", "ease")],
+            {"not_judged": {"neighbours": "too slow"}},
+            "The tree finds no more than ease",
+            "Undecided: neighbours, often the best baseline, were not judged (",
+        ),
     ],
 )
 def test_the_verdict_follows_from_differences_intervals_and_times(

@@ -127,37 +127,32 @@ def _pays(field: Field, tree: Contestant, best: Contestant, difference: Differen
     if difference.queries < MIN_QUERIES:
         queries = "1 query is" if difference.queries == 1 else f"{difference.queries} queries are"
         return f"Undecided: {queries} too few to tell ({costs})"
-    fusion = _fusion_that_pays(field, best)
-    if difference.low > 0:
-        if doubt := _doubt(field, tree.name, "the tree"):
-            return f"{doubt} ({costs})"
-        if difference.high < MARGIN * best.figure:
-            if _is_much_faster(field, tree):
-                return f"The tree pays {BY_SPEED}: it finds as much in less time ({costs})"
-            return f"Use {best.name} unless so little more is worth the cost ({costs}{_model_of(best)})"
+    finds_more, is_little, fusion = difference.low > 0, _is_settled(difference, best), _fusion_that_pays(field, best)
+    if field.strong in field.not_judged and (finds_more or fusion is not None):
+        return f"Undecided: {field.strong}, often the best baseline, were not judged ({costs})"
+    if finds_more and not is_little:
+        if rivals := _rivals(field, tree):
+            return f"Undecided: {rivals}, which validation did not choose, may find as much as the tree ({costs})"
         addition = "" if fusion is None or field.paired(fusion.name, tree.name).low <= 0 else f", and {_fused(fusion)} find more still"
         return f"The tree pays{addition} ({costs})"
     if fusion is not None:
-        if doubt := _doubt(field, fusion.name, _fused(fusion).rstrip(",")):
-            return f"{doubt} ({costs})"
+        if rivals := _rivals(field, fusion):
+            return f"Undecided: {rivals}, which validation did not choose, may find as much as {_fused(fusion)[:-1]} ({costs})"
         gain = _interval(field.paired(fusion.name, best.name))
         costs = f"{costs}; fused: {fusion.cost}"
         return f"{BESIDE}: {_fused(fusion)} find {gain} more than {best.name} ({costs})"
-    if difference.high < 0 or _is_settled(difference, best):
+    if is_little:
         if difference.high >= 0 and difference.low > -MARGIN * best.figure and _is_much_faster(field, tree):
             return f"The tree pays {BY_SPEED}: it finds as much in less time ({costs})"
-        return f"Use {best.name} ({costs}{_model_of(best)})"
+        unless = " unless so little more is worth the cost" if finds_more else ""
+        return f"Use {best.name}{unless} ({costs}{_model_of(best)})"
     return f"Undecided with {difference.queries:,} queries: they leave room for either ({costs})"
 
 
-def _doubt(field: Field, winner: str, phrase: str) -> str | None:
-    """Why what finds more than the best baseline may not find more than all; None if it does. phrase: the winner in words"""
-    if field.strong in field.not_judged:
-        return f"Undecided: {field.strong}, often the best baseline, were not judged"
-    rival_names = [baseline.name for baseline in field.baselines if field.paired(winner, baseline.name).low <= 0]
-    if rival_names:
-        return f"Undecided: {_listed(rival_names)}, which validation did not choose, may find as much as {phrase}"
-    return None
+def _rivals(field: Field, winner: Contestant) -> str:
+    """The baselines that may find as much as what finds more than the best one, in words; "" if there are none."""
+    names = [baseline.name for baseline in field.baselines if field.paired(winner.name, baseline.name).low <= 0]
+    return _listed(names) if names else ""
 
 
 def _is_much_faster(field: Field, tree: Contestant) -> bool:
