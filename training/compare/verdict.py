@@ -137,7 +137,7 @@ def _pays(field: Field, tree: Contestant, best: Contestant, difference: Differen
         return f"The tree pays{addition} ({costs})"
     if fusion is not None:
         if rivals := _rivals(field, fusion):
-            return f"Undecided: {rivals}, which validation did not choose, may find as much as {_fused(fusion)[:-1]} ({costs})"
+            return f"Undecided: {rivals}, which validation did not choose, may find as much as {_fused(fusion).removesuffix(',')} ({costs})"
         gain = _interval(field.paired(fusion.name, best.name))
         costs = f"{costs}; fused: {fusion.cost}"
         return f"{BESIDE}: {_fused(fusion)} find {gain} more than {best.name} ({costs})"
