@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from espalier.bundle import Bundle
-from espalier.bundle_writer import GraphContent, LinearContent, write_bundle
+from espalier.bundle_writer import GraphContent, Graphs, LinearContent, write_bundle
 from espalier.checks.golden import GOLDEN_COLUMNS, columns_of_golden
 from espalier.chunks import Chunks, TreeChunks
 from espalier.engines.scorer_weights import Layer, ScorerWeights, scorer_graph
 from espalier.items import ItemTable
-from espalier.manifest import InnerProductForm, ManifestDraft, MemoryFormula, MlpForm, Ranking, ScorerForm, SearchDefaults
+from espalier.manifest import ManifestDraft, MemoryFormula, Ranking, SearchDefaults
 from espalier.masks.eligibility import forest_mask
 from espalier.memory import BUCKETS, Memory
 from espalier.node_rows import stored_as
@@ -60,10 +60,15 @@ def tree_over(rng: Rng, items: int, branching: int) -> Tree:
     return tree_from_children(children, leaf_item)
 
 
-def linear_graphs(width: int) -> tuple[bytes, bytes]:
+def linear_graphs(width: int) -> Graphs:
     """Vector queries: state = vector; logit = ⟨state, row⟩."""
     query = query_graph([helper.make_node("Unsqueeze", ["vector", "one"], ["query_state"])], ["vector"], {"one": np.array([1])}, width)
-    return query, scorer_graph(ScorerWeights(), width, width)
+    return graphs_of(query, ScorerWeights(), width, width)
+
+
+def graphs_of(query_onnx: bytes, weights: ScorerWeights, state_dim: int, node_dim: int) -> Graphs:
+    """The graphs of an encoder and a scorer with these weights."""
+    return Graphs(query_onnx, scorer_graph(weights, state_dim, node_dim), state_dim, weights.form)
 
 
 def drawn(rng: Rng, shape: tuple[int, ...], integer: bool, step: float | None = None) -> NDArray[np.float32]:
@@ -91,9 +96,7 @@ def _present_rows(nodes: str) -> list[onnx.NodeProto]:
     ]
 
 
-def history_graphs(
-    rng: Rng, width: int, hidden: int, integer: bool, slope: NDArray[np.float32], step: float | None = None
-) -> tuple[bytes, bytes]:
+def history_graphs(rng: Rng, width: int, hidden: int, integer: bool, slope: NDArray[np.float32], step: float | None = None) -> Graphs:
     """History queries: state = W · Σ rows of the history's ancestors; logit = v · PReLU(state + U row)."""
 
     def weights(*shape: int) -> NDArray[np.float32]:
@@ -109,7 +112,7 @@ def history_graphs(
     constants = {"zero": np.array(0), "two": np.array([2]), "last": np.array([-1]), "w": weights(width, hidden)}
     query = query_graph(query_operators, ["history_nodes", "node_rows"], constants, width)
     layer = Layer(weights(width, hidden), np.zeros(hidden, np.float32), slope)
-    return query, scorer_graph(ScorerWeights((layer,), weights(hidden)), hidden, width)
+    return graphs_of(query, ScorerWeights((layer,), weights(hidden)), hidden, width)
 
 
 def sequence_query(rng: Rng, width: int, hidden: int, levels: int, length: int, integer: bool, step: float | None = None) -> bytes:
@@ -161,10 +164,10 @@ def random_memory(rng: Rng, items: int, length: int, integer: bool = True) -> Me
     )
 
 
-def product_graphs(rng: Rng, width: int, integer: bool, step: float | None = None) -> tuple[bytes, bytes]:
+def product_graphs(rng: Rng, width: int, integer: bool, step: float | None = None) -> Graphs:
     """History queries: state = W · Σ rows of the history's ancestors; logit = ⟨state, row⟩."""
     slope = np.ones(width, np.float32)
-    return history_graphs(rng, width, width, integer, slope, step)[0], linear_graphs(width)[1]
+    return linear_graphs(width)._replace(query_onnx=history_graphs(rng, width, width, integer, slope, step).query_onnx)
 
 
 def make_bundle(
@@ -181,9 +184,7 @@ def make_bundle(
     length: int = 5,
     version: int = 1,
     columns: Mapping[str, Any] | None = None,
-    graphs: tuple[bytes, bytes] | None = None,
-    state_dim: int | None = None,
-    form: ScorerForm | None = None,
+    graphs: Graphs | None = None,
     weights: Mapping[str, NDArray[np.float32]] | None = None,
     step: float | None = None,
     memory: Memory | None = None,
@@ -195,21 +196,21 @@ def make_bundle(
     """A bundle with random node rows, or given ones, over items `item-0` …, with `columns` beside their titles, written under `folder`.
 
     kind    of queries; `product`: histories too, with an inner product as the scorer
-    graphs  query.onnx and scorer.onnx in place of hand-made ones, with states of `state_dim`, a scorer of `form` and its `weights`
+    graphs  in place of hand-made ones; with the `weights` of their network
     step    node rows and weights that are no integers are `stepped`
     memory  as `random_memory` makes one
     encoder `sequence`: the query encoder is that of `sequence_query`
     """
     slope = np.full(6, 0.25, np.float32) if slope is None else slope
     query_kind = VectorKind(width=width) if kind == "vector" else HistoryKind(length=length)
-    if graphs is not None:
-        query, scorer = graphs
-    elif kind == "history":
-        query, scorer = history_graphs(rng, width, 6, integer, slope, step)
-    else:
-        query, scorer = product_graphs(rng, width, integer, step) if kind == "product" else linear_graphs(width)
-    if encoder == "sequence" and graphs is None:
-        query = sequence_query(rng, width, 6 if kind == "history" else width, tree.height + 1, length, integer, step)
+    if graphs is None:
+        if kind == "history":
+            graphs = history_graphs(rng, width, 6, integer, slope, step)
+        else:
+            graphs = product_graphs(rng, width, integer, step) if kind == "product" else linear_graphs(width)
+        if encoder == "sequence":
+            query = sequence_query(rng, width, graphs.state_dim, tree.height + 1, length, integer, step)
+            graphs = graphs._replace(query_onnx=query)
     rows = drawn(rng, (tree.node_count, width), integer, step) if rows is None else rows
     vector = pa.array([[1.0] * width], pa.list_(pa.float32()))
     example = vector if kind == "vector" else pa.array([["item-0"]], pa.list_(pa.string()))
@@ -219,10 +220,7 @@ def make_bundle(
         stored_rows=stored_as(rows, dtype),
         state_levels=1 if kind == "vector" else tree.height + 1,
         weights=weights or {},
-        form=form if graphs else MlpForm(layers=1) if kind == "history" else InnerProductForm(),
-        state_dim=state_dim or (6 if kind == "history" else width),
-        query_onnx=query,
-        scorer_onnx=scorer,
+        graphs=graphs,
         items=_items(tree, columns),
         golden=pa.table({query_kind.kind: example.slice(0, 0)} | {name: pa.array([], t) for name, t in columns_of_golden(memory).items()}),
         heldout=pa.table({query_kind.kind: example, "relevant": pa.array([["item-0"]])}),

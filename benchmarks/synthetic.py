@@ -13,16 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import torch
 from numpy.typing import NDArray
 
 from benchmarks.random_bundles import make_bundle
 from espalier.bundle import Bundle
-from espalier.manifest import InnerProductForm
 from espalier.queries import QueryBatch
 from espalier.tree import complete_tree
-from training.deep.export import form_of
 from training.deep.scorers.encoders import VectorEncoder, WindowEncoder
 from training.deep.scorers.heads import MlpHead, ProductHead
 from training.deep.scorers.model import NodeScorer, export_graphs, new_scorer, sequence_parts
@@ -57,13 +54,12 @@ def synthetic_bundle(folder: Path, height: int, gamma: float = 0.0, seed: int = 
     sizes: dict[str, Any] = {
         "width": NODE_DIM,
         "length": length,
-        "state_dim": HIDDEN[0],
         "beam_size": 200,
         "m": 200,
         "max_beam_size": 1000,
         "max_m": 1000,
     }
-    return make_bundle(folder, rng, tree, gamma=gamma, name=name, rows=rows, graphs=graphs, form=form_of(model), **sizes)
+    return make_bundle(folder, rng, tree, gamma=gamma, name=name, rows=rows, graphs=graphs, **sizes)
 
 
 def diffused_rows(rng: np.random.Generator, height: int, dim: int) -> NDArray[np.float32]:
@@ -102,9 +98,9 @@ def diffusion_bundle(folder: Path, height: int, seed: int = 0, dim: int = VECTOR
     head = ProductHead(dim, dim + 1, None)
     graphs = export_graphs(NodeScorer(8, dim + 1, VectorEncoder(dim), head, 1.0), "vector", torch.zeros((2, dim)))
     rows = np.pad(rows_ND, ((0, 0), (0, 1)))  # a bias of 0
-    sizes: dict[str, Any] = {"width": dim, "state_dim": dim + 1, "beam_size": 200, "m": 100, "max_beam_size": 1000, "max_m": 1000}
-    form, tree = InnerProductForm(), complete_tree(leaf_item, 2)
-    return make_bundle(folder, rng, tree, "vector", name=name, rows=rows, graphs=graphs, form=form, columns=columns, **sizes)
+    sizes: dict[str, Any] = {"width": dim, "beam_size": 200, "m": 100, "max_beam_size": 1000, "max_m": 1000}
+    tree = complete_tree(leaf_item, 2)
+    return make_bundle(folder, rng, tree, "vector", name=name, rows=rows, graphs=graphs, columns=columns, **sizes)
 
 
 def diffusion_queries(bundle: Bundle, count: int) -> QueryBatch:
@@ -127,7 +123,6 @@ def trained_kind(folder: Path, kind: str, hidden: tuple[int, ...], rng: np.rando
     else:
         model = new_scorer(SCORER.checked({"kind": kind, "node_dim": 24, "hidden": hidden}), windows, tree.node_count)
         graphs = export_graphs(model, "history_nodes", torch.randint(0, tree.node_count, (2, tree.height + 1, 5)))
-    state = onnx.load_from_string(graphs[1]).graph.input[0].type.tensor_type.shape.dim[-1].dim_value
     return make_bundle(
         folder,
         rng,
@@ -136,9 +131,7 @@ def trained_kind(folder: Path, kind: str, hidden: tuple[int, ...], rng: np.rando
         integer=False,
         graphs=graphs,
         encoder="sequence" if kind == "sequence" else "levels",
-        form=form_of(model),
         weights={name: tensor.numpy() for name, tensor in model.state_dict().items() if name != "node_rows"},
-        state_dim=state,
         width=24,
         length=5,
         name=name,

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -79,6 +79,19 @@ class ContentParts:
     content_onnx: bytes
 
 
+class Graphs(NamedTuple):
+    """The graphs of the encoder and the scorer.
+
+    state_dim  width of query states
+    form       the formula of the scorer; None: not declared
+    """
+
+    query_onnx: bytes
+    scorer_onnx: bytes
+    state_dim: int
+    form: ScorerForm | None = None
+
+
 @dataclass(frozen=True)
 class GraphContent:
     """Everything that goes into a bundle of graphs besides the manifest.
@@ -88,9 +101,8 @@ class GraphContent:
                   if there is a memory, and `candidate_rows` and `candidate_ranks` if there is stacking
     heldout       table with the query column and `relevant` (item ids)
     weights       float32 arrays of the network, without the node rows; empty: no such file
-    form          the formula of scorer_onnx; None: not declared
     memory        item pairs that raise keys in a search; None: no memory
-    encoder       the form in which query_onnx takes a history, see `GraphScorer`
+    encoder       the form in which the encoder takes a history, see `GraphScorer`
     content       computes rows from items' fields; None: rows do not depend on fields
     shard         the items and nodes of the whole bundle that these are; None: the bundle is whole
     counts        training events of each item; None: not known
@@ -99,14 +111,11 @@ class GraphContent:
     tree: Tree
     stored_rows: NDArray[Any] | Gathered
     state_levels: int
-    state_dim: int
-    query_onnx: bytes
-    scorer_onnx: bytes
+    graphs: Graphs
     items: ItemTable
     golden: pa.Table
     heldout: pa.Table
     weights: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
-    form: ScorerForm | None = None
     memory: Memory | None = None
     encoder: Literal["levels", "sequence"] = "levels"
     content: ContentParts | None = None
@@ -225,27 +234,27 @@ def _write_manifest(folder: Path, fields: Mapping[str, Any]) -> None:
     (folder / "manifest.json").write_text(manifest.model_dump_json(indent=2) + "\n")
 
 
-def _write_graphs(folder: Path, graphs: GraphContent) -> dict[str, Any]:
+def _write_graphs(folder: Path, content: GraphContent) -> dict[str, Any]:
     """Write the files of the scorer. Returns fields of the manifest."""
-    rows, memory, content = graphs.stored_rows, graphs.memory, graphs.content
+    rows, memory, parts, graphs = content.stored_rows, content.memory, content.content, content.graphs
     write_safetensors(folder / "nodes.safetensors", {"node_rows": rows})
     (folder / "query.onnx").write_bytes(graphs.query_onnx)
     (folder / "scorer.onnx").write_bytes(graphs.scorer_onnx)
-    if content is not None:
-        (folder / CONTENT).write_bytes(content.content_onnx)
-        write_safetensors(folder / CONTENT_ARRAYS, content.arrays)
-    if graphs.weights:
-        write_safetensors(folder / WEIGHTS, graphs.weights)
+    if parts is not None:
+        (folder / CONTENT).write_bytes(parts.content_onnx)
+        write_safetensors(folder / CONTENT_ARRAYS, parts.arrays)
+    if content.weights:
+        write_safetensors(folder / WEIGHTS, content.weights)
     _write_tables(folder, {MEMORY: memory})
     scorer = GraphScorer(
         dtype=str(rows.dtype),  # type: ignore[arg-type]  # pydantic checks it
         node_dim=width_of(rows),
-        state_levels=graphs.state_levels,
+        state_levels=content.state_levels,
         state_dim=graphs.state_dim,
         form=graphs.form,
-        encoder=graphs.encoder,
+        encoder=content.encoder,
     )
-    infos = {"memory": None if memory is None else memory.info, "content": None if content is None else content.info}
+    infos = {"memory": None if memory is None else memory.info, "content": None if parts is None else parts.info}
     return {"scorer": scorer} | infos
 
 

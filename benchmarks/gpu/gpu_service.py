@@ -27,7 +27,6 @@ from espalier.engines.linear.chunk_search import L3_HINGE
 from espalier.engines.triton.graph_engine import device_bytes
 from espalier.tree import complete_tree
 from loadtest.loops import Address, Answered, closed_loop, open_loop, percentiles_ms, request_bytes, statuses
-from training.deep.export import form_of
 from training.deep.scorers.model import export_graphs
 from training.specification.deep import PAPER_WINDOWS
 
@@ -75,7 +74,7 @@ def _models(folder: Path, height: int, beam: int) -> int:
     for version in (1, 2):
         bundle = make_bundle(
             folder, rng, tree, integer=False, name=ITEMS_MODEL, width=FORMS["mlp"].scorer.node_dim, length=length, version=version,
-            graphs=graphs, form=form_of(model), state_dim=model.head.state_dim, **limits,
+            graphs=graphs, **limits,
         )  # fmt: skip
     (folder / ITEMS_MODEL / "serving.json").write_text(json.dumps({"generation": 1, "versions": [1], "default": 1}))
     make_linear_bundle(folder, rng, random_tree(rng, 2, 16, False), L3_HINGE, False, LABELS_MODEL, FEATURES, **(limits | {"max_m": 200}))

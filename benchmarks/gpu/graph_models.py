@@ -23,7 +23,6 @@ from espalier.engines.triton.graph_engine import TritonSearch
 from espalier.manifest import GraphScorer, Ranking, SearchDefaults, TreeInfo
 from espalier.queries import HistoryKind
 from espalier.tree import Tree, complete_tree
-from training.deep.export import form_of
 from training.deep.scorers.model import NodeScorer, export_graphs, new_scorer
 from training.specification.deep import PAPER_WINDOWS
 from training.specification.networks import MlpScorer, ProductScorer, Scorer
@@ -80,14 +79,14 @@ def model_of(height: int, form: str = "mlp") -> Bundle:
         dtype="float16",
         node_dim=width,
         state_levels=height + 1,
-        state_dim=model.head.state_dim,
-        form=form_of(model),
+        state_dim=graphs.state_dim,
+        form=graphs.form,
     )
     ranking = Ranking(own="logit", gamma=FORMS[form].gamma)
     search = SearchDefaults(beam_size=200, m=200, max_beam_size=1000, max_m=1000)
     info, name = TreeInfo.of(tree), f"{form}-{height}"
     manifest = manifest_of(tree=info, history_items=tree.item_count, name=name, query=kind, ranking=ranking, scorer=scorer, search=search)
-    by_name = dict(zip(("query.onnx", "scorer.onnx"), graphs, strict=True))
+    by_name = {"query.onnx": graphs.query_onnx, "scorer.onnx": graphs.scorer_onnx}
     rows = _Rows(tree.node_count, width)
     attributes: dict[str, Any] = {"node_rows_ND": rows, "graph": by_name.__getitem__, "graph_kind": kind, "graph_scorer": scorer}
     return one_tree(tree=tree, manifest=manifest, **attributes)

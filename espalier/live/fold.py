@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from espalier.bundle import CONTENT, CONTENT_ARRAYS, WEIGHTS, Bundle
 from espalier.bundle_files import map_safetensors
-from espalier.bundle_writer import ContentParts, GraphContent, LinearContent, write_bundle
+from espalier.bundle_writer import ContentParts, GraphContent, Graphs, LinearContent, write_bundle
 from espalier.chunks import TreeChunks
 from espalier.errors import BundleCorrupt
 from espalier.label_counts import LabelCounts
@@ -101,18 +101,16 @@ def content_of(bundle: Bundle) -> GraphContent | LinearContent:
     content = None
     if manifest.content is not None:
         content = ContentParts(manifest.content, map_safetensors(bundle.path / CONTENT_ARRAYS), bundle.graph(CONTENT))
+    graphs = Graphs(bundle.graph("query.onnx"), bundle.graph("scorer.onnx"), manifest.scorer.state_dim, manifest.scorer.form)
     return GraphContent(
         tree=bundle.tree,
         stored_rows=bundle.stored_rows,
         state_levels=manifest.scorer.state_levels,
-        state_dim=manifest.scorer.state_dim,
-        query_onnx=bundle.graph("query.onnx"),
-        scorer_onnx=bundle.graph("scorer.onnx"),
+        graphs=graphs,
         items=bundle.items,
         golden=golden,
         heldout=bundle.heldout(),
         weights=bundle.weights() if WEIGHTS in manifest.files else {},
-        form=manifest.scorer.form,
         memory=bundle.memory,
         encoder=manifest.scorer.encoder,
         content=content,

@@ -124,14 +124,14 @@ def test_infinite_numbers_in_rows_of_float16_are_infinite(tmp_path: Path, kind: 
 
 @pytest.mark.parametrize("dtype", ["float16", "int8"])
 def test_an_encoder_that_does_more_than_look_narrow_rows_up_gets_wider_ones(tmp_path: Path, dtype: Literal["float16", "int8"]) -> None:
-    query, scorer = product_graphs(np.random.default_rng(1), 4, integer=True)
-    model = onnx.load_from_string(query)
+    graphs = product_graphs(np.random.default_rng(1), 4, integer=True)
+    model = onnx.load_from_string(graphs.query_onnx)
     for node in model.graph.node:
         if node.op_type == "Gather":
             node.input[0] = "doubled"
     model.graph.node.insert(0, helper.make_node("Add", ["node_rows", "node_rows"], ["doubled"]))
-    options: dict[str, Any] = {"graphs": (model.SerializeToString(), scorer), "form": InnerProductForm(), "state_dim": 4}
-    narrow, wide = (small(tmp_path / dtype, dtype=dtype, **options) for dtype in (dtype, "float32"))
+    graphs = graphs._replace(query_onnx=model.SerializeToString())
+    narrow, wide = (small(tmp_path / dtype, dtype=dtype, graphs=graphs) for dtype in (dtype, "float32"))
     params = SearchParams.uniform(3, 4, 5)
     for bundle in (narrow, wide):
         queries = random_queries(np.random.default_rng(2), bundle, 3)
@@ -145,10 +145,10 @@ def test_states_of_another_shape_than_declared_are_refused(tmp_path: Path) -> No
 
 def test_an_encoder_of_vectors_that_was_exported_with_a_few_node_rows_is_taken(tmp_path: Path) -> None:
     """An exporter keeps an input that nothing reads, and the shape of its example."""
-    query, scorer = linear_graphs(4)
-    model = onnx.load_from_string(query)
+    graphs = linear_graphs(4)
+    model = onnx.load_from_string(graphs.query_onnx)
     model.graph.input.append(helper.make_tensor_value_info("node_rows", onnx.TensorProto.FLOAT, [3, 4]))
-    bundle = small(tmp_path, "vector", graphs=(model.SerializeToString(), scorer), form=InnerProductForm(), dtype="float16")
+    bundle = small(tmp_path, "vector", graphs=graphs._replace(query_onnx=model.SerializeToString()), dtype="float16")
     queries, params = random_queries(np.random.default_rng(1), bundle, 2), SearchParams.uniform(2, 4, 9)
     assert_same(open_engine(bundle, engine="compiled-cpu").search(queries, params), ReferenceEngine(bundle).search(queries, params))
 
@@ -156,7 +156,7 @@ def test_an_encoder_of_vectors_that_was_exported_with_a_few_node_rows_is_taken(t
 def test_an_encoder_that_cannot_be_run_is_refused_with_the_reason(tmp_path: Path) -> None:
     nodes = [helper.make_node("Reshape", ["vector", "seven"], ["query_state"])]
     query = query_graph(nodes, ["vector"], {"seven": np.array([1, 7])}, 4)
-    bundle = small(tmp_path, "vector", graphs=(query, linear_graphs(4)[1]), form=InnerProductForm())
+    bundle = small(tmp_path, "vector", graphs=linear_graphs(4)._replace(query_onnx=query))
     with pytest.raises(DeviceUnavailable, match="compiled-cpu cannot run vector-1 version 1: ONNX Runtime cannot run"):
         open_engine(bundle, engine="compiled-cpu")
 

@@ -28,7 +28,7 @@ from espalier.engines.onnx.engine import OnnxSearch
 from espalier.engines.pipeline import Pipeline
 from espalier.engines.reference import ReferenceEngine
 from espalier.errors import InvalidQuery
-from espalier.manifest import Activation, InnerProductForm, Ranking
+from espalier.manifest import Activation, Ranking
 from espalier.queries import QueryBatch, VectorKind
 from espalier.search import Engine, SearchParams, SearchResult
 from espalier.text.sparse_rows import SparseRows
@@ -215,9 +215,7 @@ def unit_vectors(folder: Path) -> Bundle:
     query = query_graph(nodes, ["vector"], {"one": np.array([1])}, 4)
     rng = np.random.default_rng(3)
     tree = complete_tree(rng.permutation(16), 2)
-    return make_bundle(
-        folder, rng, tree, "vector", integer=False, graphs=(query, linear_graphs(4)[1]), form=InnerProductForm(), name="units"
-    )
+    return make_bundle(folder, rng, tree, "vector", integer=False, graphs=linear_graphs(4)._replace(query_onnx=query), name="units")
 
 
 @pytest.mark.parametrize("name", ["reference", *GRAPH_ENGINES, *LINEAR_ENGINES])

@@ -235,8 +235,8 @@ def test_a_node_whose_key_is_not_finite_is_no_candidate(tmp_path: Path, batch: i
         helper.make_node("ReduceMax", ["float", "two"], ["query_state"], keepdims=1),
     ]
     one = query_graph(nodes, ["history_nodes", "node_rows"], {"zero": np.array(0), "two": np.array([2])}, 1)
-    graphs = one, linear_graphs(1)[1]  # logits are node rows
-    bundle = make_bundle(tmp_path, np.random.default_rng(1), tree, graphs=graphs, memory=memory, width=1, state_dim=1)
+    graphs = linear_graphs(1)._replace(query_onnx=one)  # logits are node rows
+    bundle = make_bundle(tmp_path, np.random.default_rng(1), tree, graphs=graphs, memory=memory, width=1)
     rows_ND = np.zeros((15, 1), np.float32)
     rows_ND[[7, 10]] = 2.4e38  # the leaves of items 0 and 3
     rows_ND[4] = 3e38 if inner else 0  # the parent of items 2 and 3

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from espalier.bundle import Bundle
-from espalier.bundle_writer import GraphContent, write_bundle
+from espalier.bundle_writer import GraphContent, Graphs, write_bundle
 from espalier.checks.golden import encode_table
 from espalier.manifest import ManifestDraft
 from espalier.tree import Tree
@@ -27,13 +27,10 @@ def content_of(bundle: Bundle) -> GraphContent:
         tree=bundle.tree,
         stored_rows=np.array(bundle.node_rows_ND),
         state_levels=scorer.state_levels,
-        state_dim=scorer.state_dim,
-        query_onnx=bundle.graph("query.onnx"),
-        scorer_onnx=bundle.graph("scorer.onnx"),
+        graphs=Graphs(bundle.graph("query.onnx"), bundle.graph("scorer.onnx"), scorer.state_dim, scorer.form),
         items=bundle.items,
         golden=bundle.golden(),
         heldout=bundle.heldout(),
-        form=scorer.form,
         memory=bundle.memory,
         encoder=scorer.encoder,
     )

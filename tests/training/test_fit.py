@@ -329,9 +329,9 @@ def test_a_model_that_is_not_finite_does_not_pass_the_parity_check(short: Begun)
     model = short.model.eval()
     example = torch.full((2, short.tree.height + 1, 14), -1)
     torch.nn.init.constant_(model.head.out.bias, float("nan"))  # type: ignore[union-attr, arg-type]  # an MlpHead
-    query_onnx, scorer_onnx = export_graphs(model, "history_nodes", example)
+    graphs = export_graphs(model, "history_nodes", example)
     with pytest.raises((BundleCorrupt, FloatingPointError)):
-        check_parity(model, query_onnx, scorer_onnx, example)
+        check_parity(model, graphs, example)
 
 
 @pytest.mark.parametrize(("kind", "own", "gamma"), [("tdm", "logit", 0.0), ("plt", "log_activation", 1.0), ("otm-robust", "logit", 0.5)])

@@ -22,12 +22,12 @@ import torch
 from torch import Tensor
 
 from espalier.bundle import Bundle
-from espalier.bundle_writer import ContentParts, GraphContent, write_bundle
+from espalier.bundle_writer import ContentParts, GraphContent, Graphs, write_bundle
 from espalier.engines.runtime import ort
 from espalier.errors import BundleCorrupt
 from espalier.items import ItemTable
 from espalier.label_counts import LabelCounts
-from espalier.manifest import ManifestDraft, Ranking, ScorerForm, SearchDefaults
+from espalier.manifest import ManifestDraft, Ranking, SearchDefaults
 from espalier.memory import Memory
 from espalier.node_rows import rounded, stored_as
 from espalier.queries import HistoryKind, Kind, QueryBatch, VectorKind
@@ -167,20 +167,17 @@ def _content(
     """The parts of the bare bundle; `queries` are examples for the export of the graphs."""
     example = model_input(model, Topology(tree, torch.device("cpu")), queries.take(np.arange(min(8, len(queries)))).array)
     name = query_input(model, queries.kind)
-    query_onnx, scorer_onnx = export_graphs(model, name, example)
-    check_parity(model, query_onnx, scorer_onnx, example, name)
+    graphs = export_graphs(model, name, example)
+    check_parity(model, graphs, example, name)
     return GraphContent(
         tree=tree,
         stored_rows=stored_as(model.node_rows.detach().numpy(), dtype),
         state_levels=tree.height + 1 if isinstance(queries.kind, HistoryKind) else 1,
-        state_dim=model.head.state_dim,
-        query_onnx=query_onnx,
-        scorer_onnx=scorer_onnx,
+        graphs=graphs,
         items=prepared.items,
         golden=unanswered(heldout, queries.kind.kind),
         heldout=heldout,
         weights={name: tensor.numpy() for name, tensor in model.state_dict().items() if name not in ("node_rows", "content_table")},
-        form=form_of(model),
         encoder="sequence" if isinstance(model.encoder, SequenceQuery) else "levels",
         content=_content_parts(model, prepared.content),
         memory=memory,
@@ -196,12 +193,6 @@ def _content_parts(model: NodeScorer, content: ItemContent | None) -> ContentPar
     return ContentParts(content.info, content.arrays, content_graph(model.content_table, content.info.entries))
 
 
-def form_of(model: NodeScorer) -> ScorerForm | None:
-    """The formula of the exported scorer, for the manifest; None for attention, which only ONNX Runtime runs."""
-    weights = model.head.scorer_weights()
-    return None if weights is None else weights.form
-
-
 def query_input(model: NodeScorer, kind: Kind) -> str:
     """The name of query.onnx's first input."""
     if isinstance(kind, HistoryKind):
@@ -209,14 +200,14 @@ def query_input(model: NodeScorer, kind: Kind) -> str:
     return kind.kind
 
 
-def check_parity(model: NodeScorer, query_onnx: bytes, scorer_onnx: bytes, example: Tensor, input_name: str = "history_nodes") -> float:
+def check_parity(model: NodeScorer, graphs: Graphs, example: Tensor, input_name: str = "history_nodes") -> float:
     """The largest difference between torch and ONNX Runtime on a sample; BundleCorrupt when it exceeds PARITY_TOLERANCE."""
     rows_ND = model.node_rows.detach()
     nodes_BC = torch.arange(len(example) * 16).view(len(example), 16) % len(rows_ND)
     with torch.no_grad():
         state_BLS = model.state(example)
         logits_BC = model.logits(state_BLS, nodes_BC, state_BLS.shape[1] - 1)
-    query, scorer = (ort.InferenceSession(graph, providers=["CPUExecutionProvider"]) for graph in (query_onnx, scorer_onnx))
+    query, scorer = (ort.InferenceSession(graph, providers=["CPUExecutionProvider"]) for graph in (graphs.query_onnx, graphs.scorer_onnx))
     onnx_state = query.run(None, {input_name: example.numpy(), "node_rows": rows_ND.numpy()})[0]
     onnx_logits = scorer.run(None, {"query_state": onnx_state[:, -1], "node_rows": rows_ND[nodes_BC].numpy()})[0]
     scale = max(1.0, float(logits_BC.abs().max()))

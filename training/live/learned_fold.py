@@ -91,7 +91,7 @@ def learn_from_log(content: GraphContent, draft: ManifestDraft, lesson: Lesson) 
     lists = fold_log(lesson.split, journal, content.items, lesson.work)
     content = with_new_counts(content, lists, stated_counts(journal, content.items))
     config = config_of(draft, DeepConfig)
-    if not (isinstance(content.form, InnerProductForm) and config.is_softmax and draft.ranking.own == "logit"):
+    if not (isinstance(content.graphs.form, InnerProductForm) and config.is_softmax and draft.ranking.own == "logit"):
         log.info("rows of live items stay as they were placed: they are fitted for inner products that a softmax has trained")
         return content
     rows = content.items.rows_of(lesson.put_ids)

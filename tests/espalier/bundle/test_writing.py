@@ -55,7 +55,7 @@ def test_what_is_written_comes_back(original: Bundle, tmp_path: Path, dtype: typ
     assert opened.stored_rows.dtype == dtype
     assert_array_equal(opened.stored_rows, content.stored_rows)
     assert opened.node_rows_ND.shape == original.node_rows_ND.shape
-    assert (opened.graph("query.onnx"), opened.graph("scorer.onnx")) == (content.query_onnx, content.scorer_onnx)
+    assert (opened.graph("query.onnx"), opened.graph("scorer.onnx")) == content.graphs[:2]
     assert opened.items.to_table() == content.items.to_table()
     assert (opened.golden(), opened.heldout()) == (content.golden, content.heldout)
     assert sorted(file.name for file in opened.path.iterdir()) == sorted([*GRAPH_PARTS, "manifest.json"])
@@ -280,8 +280,8 @@ def test_a_sequence_encoder_must_have_a_state_for_a_history_without_an_item(tmp_
     constants = {"zero": np.array(0), "one": np.array([1]), "least": np.array(least, np.float32), "shape": np.array([1, 4, 4])}
     query = query_graph(nodes, ["history_leaves", "node_rows"], constants, 4)
     rng = np.random.default_rng(1)
-    graphs = query, linear_graphs(4)[1]
-    bundle = make_bundle(tmp_path, rng, random_tree(rng, 3, 2), "product", graphs=graphs, state_dim=4, encoder="sequence")
+    graphs = linear_graphs(4)._replace(query_onnx=query)
+    bundle = make_bundle(tmp_path, rng, random_tree(rng, 3, 2), "product", graphs=graphs, encoder="sequence")
     if least > 0:
         assert verify_golden(bundle, open_engine(bundle, engine="onnx-cpu")) == 1.0
     else:

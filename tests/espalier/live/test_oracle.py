@@ -37,7 +37,7 @@ from espalier.live.live_tree import LEAST_ROOM
 from espalier.live.masks import live_mask
 from espalier.live.rows import Placement
 from espalier.live.state import Change, LiveState
-from espalier.manifest import InnerProductForm, LinearScorer, Ranking
+from espalier.manifest import LinearScorer, Ranking
 from espalier.masks.eligibility import bundle_alone, forest_mask
 from espalier.queries import HistoryKind, QueryBatch, pad_histories
 from espalier.search import NO_ITEM, LevelTrace, SearchParams, SearchResult
@@ -288,9 +288,9 @@ def test_live_items_are_unknown_in_histories_to_graphs_that_do_more_than_look_ro
     tmp_path: Path, changed: Any, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     rng = np.random.default_rng(3)
-    query, scorer = product_graphs(rng, 4, True)
-    graphs = changed(onnx.load_from_string(query)).SerializeToString(), scorer
-    bundle = make_bundle(tmp_path, rng, random_tree(rng, 4, 4), "product", graphs=graphs, state_dim=4, form=InnerProductForm())
+    graphs = product_graphs(rng, 4, True)
+    graphs = graphs._replace(query_onnx=changed(onnx.load_from_string(graphs.query_onnx)).SerializeToString())
+    bundle = make_bundle(tmp_path, rng, random_tree(rng, 4, 4), "product", graphs=graphs)
     engine, overlay = open_engine(bundle, engine="onnx-cpu"), random_state(rng, bundle).overlay()
     engine.set_overlay(overlay)
     assert re.search(f"live items do not count in histories .*{reason}", caplog.text)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from espalier.bundle_writer import Graphs
 from espalier.engines.scorer_weights import scorer_graph
 from espalier.queries import Kind, VectorKind
 from espalier.tree import Tree
@@ -137,8 +138,8 @@ class QueryGraph(nn.Module):
         return self.head.state(self.encoder(query, node_rows))
 
 
-def export_graphs(model: NodeScorer, query_name: str, example: Tensor) -> tuple[bytes, bytes]:
-    """The bytes of query.onnx and scorer.onnx.
+def export_graphs(model: NodeScorer, query_name: str, example: Tensor) -> Graphs:
+    """The graphs of a model. Only ONNX Runtime runs a scorer without a form, that is, attention.
 
     query_name  `history_nodes`, `history_leaves` or `vector`
     example     a batch of at least two such queries, of at least two positions; it fixes the sizes that are not dynamic: F of vectors,
@@ -156,12 +157,12 @@ def export_graphs(model: NodeScorer, query_name: str, example: Tensor) -> tuple[
     query = onnx_bytes(
         QueryGraph(model), (example, rows_ND), [query_name, "node_rows"], "query_state", [query_dims, {0: dim.DYNAMIC} if uses_rows else {}]
     )
-    weights = model.head.scorer_weights()
+    weights, state_dim = model.head.scorer_weights(), model.head.state_dim
     if weights is not None:
-        return query, scorer_graph(weights, model.head.state_dim, rows_ND.shape[1])
+        return Graphs(query, scorer_graph(weights, state_dim, rows_ND.shape[1]), state_dim, weights.form)
     state_BS = model.state(example)[:, -1].detach().contiguous()  # the graph would record other strides
     rows_BCD = rows_ND[torch.arange(3 * len(state_BS)).view(len(state_BS), 3) % len(rows_ND)]
     scorer = onnx_bytes(
         model.head, (state_BS, rows_BCD), ["query_state", "node_rows"], "logits", [{0: dim.DYNAMIC}, {0: dim.DYNAMIC, 1: dim.DYNAMIC}]
     )
-    return query, scorer
+    return Graphs(query, scorer, state_dim)
