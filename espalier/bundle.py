@@ -365,4 +365,4 @@ def parse_manifest(content: bytes, file: str) -> Manifest:
     try:
         return Manifest.model_validate(raw)
     except ValidationError as error:
-        raise BundleCorrupt(f"{file}: {first_of(error)}") from error
+        raise BundleCorrupt(f"{file}: {first_of(error)}; if an earlier state of this software wrote it, train the model again") from error

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.errors import InvalidInput
-from espalier.fitting import needed, scratch, trainer
-from espalier.model import Ask, Model
+from espalier.fitting import needed, trainer
+from espalier.model import Ask, Model, owned_folder
 from espalier.search import NO_ITEM
 
 
@@ -53,7 +53,7 @@ class XRLinear:
         points, labels = sparse.csr_matrix(X), sparse.csr_matrix(Y)
         if points.shape[0] != labels.shape[0]:
             raise InvalidInput("Y", f"{labels.shape[0]} rows", f"{points.shape[0]}, one for each row of X")
-        with scratch() as folder:
+        with owned_folder() as folder:
             sparse.save_npz(folder / "X.npz", points)
             sparse.save_npz(folder / "Y.npz", labels)
             data: dict[str, object] = {"format": "npz", "train": str(folder / "X.npz"), "train_labels": str(folder / "Y.npz")}

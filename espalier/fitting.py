@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import importlib
 import math
-import shutil
-import tempfile
 import time as clock
 import tomllib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from espalier.bundle import Bundle
 from espalier.errors import InvalidInput, MissingExtra
 from espalier.frames import as_file, frame_like
-from espalier.model import Model
+from espalier.model import Model, owned_folder
 from espalier.search import Device, check_device
 from espalier.siblings import sibling
 from espalier.wording import in_python
@@ -63,7 +60,7 @@ def fit(
         if not isinstance(name, str | None):
             raise InvalidInput(field, name, "the name of a column, a string")
     check_device(device)
-    with scratch() as folder:
+    with owned_folder() as folder:
         if out is not None:
             trainer("versions").new_version(Path(out))
         version_folder = folder / "model" / "1" if out is None else Path(out)
@@ -79,17 +76,6 @@ def fit(
         model = Model(_trained(config, version_folder, device, minutes), frame=frame_like(data))
         model.owns(folder)
         return model
-
-
-@contextmanager
-def scratch() -> Iterator[Path]:
-    """A temporary folder for training. Deleted if the block raises; otherwise the caller owns it."""
-    folder = Path(tempfile.mkdtemp(prefix="espalier-"))
-    try:
-        yield folder
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
 
 
 def trainer(module: str) -> Any:

@@ -15,7 +15,7 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -431,16 +431,27 @@ def open_model(path: Path | str, device: Device = "auto", engine: str | None = N
     return Model(Bundle.open(folder / str(versions[-1]) if versions else folder), device, engine, frame)
 
 
+@contextmanager
+def owned_folder() -> Iterator[Path]:
+    """A temporary folder. Deleted if the block raises; otherwise the caller owns it."""
+    folder = Path(tempfile.mkdtemp(prefix="espalier-"))
+    try:
+        yield folder
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
 def _unpickled(files: Mapping[str, bytes], name: str, version: int, device: Device, engine: str | None, frame: Frame) -> Model:
     """The model in these files, which are written to a temporary folder that is deleted with it."""
-    folder = Path(tempfile.mkdtemp(prefix="espalier-"))
-    path = folder / name / str(version)
-    path.mkdir(parents=True)
-    for file, content in files.items():
-        (path / file).write_bytes(content)
-    model = open_model(path, device, engine, frame)
-    model.owns(folder)
-    return model
+    with owned_folder() as folder:
+        path = folder / name / str(version)
+        path.mkdir(parents=True)
+        for file, content in files.items():
+            (path / file).write_bytes(content)
+        model = open_model(path, device, engine, frame)
+        model.owns(folder)
+        return model
 
 
 def _blocks(count: int, excluded: Sequence[NDArray[np.int64]] | None) -> Iterator[NDArray[np.int64]]:

@@ -20,7 +20,7 @@ import scipy.sparse as sp
 
 import espalier
 from benchmarks.random_bundles import make_bundle, make_linear_bundle, random_memory, random_tree
-from espalier.errors import BundleExists, InvalidInput, InvalidQuery
+from espalier.errors import BundleCorrupt, BundleExists, InvalidInput, InvalidQuery
 from espalier.manifest import Ranking
 from espalier.memory import BUCKETS
 from espalier.model import Model
@@ -86,6 +86,18 @@ def test_a_model_is_pickled_as_its_path_or_as_its_files_if_they_are_deleted_with
     gc.collect()
     assert not folder.exists()
     assert again.search(HISTORIES, m=7).equals(expected)
+
+
+def test_a_pickle_that_holds_no_sound_model_leaves_nothing_behind(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    temporary = espalier.open(model.save(tmp_path / "m" / "1"), "cpu")
+    temporary.owns(tmp_path / "m")
+    (tmp_path / "m" / "1" / "items.arrow").write_bytes(b"")
+    content = pickle.dumps(temporary)
+    (tmp_path / "scratch").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "scratch"))
+    with pytest.raises(BundleCorrupt, match=r"items\.arrow"):
+        pickle.loads(content)
+    assert [*(tmp_path / "scratch").iterdir()] == []
 
 
 def test_more_queries_than_one_call_takes_are_numbered_through(model: Model) -> None:

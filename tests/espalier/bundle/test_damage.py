@@ -281,6 +281,7 @@ def calibration(knots: object) -> dict[str, Any]:
         ("graphs", "ranking/own", "softmax", r"ranking\.own: "),
         ("graphs", "scorer/dtype", "float8", r"scorer\.graphs\.dtype: "),
         ("graphs", "scorer/form", {"kind": "mixture"}, r"scorer\.graphs\.form: "),
+        ("graphs", "scorer/form", {"kind": "mlp", "layers": []}, r"form\.mlp\.layers: .*earlier state .* train the model again"),
         ("graphs", "scorer/state_levels", 5, "expected 1, or 4, the tree's levels, got 5"),
         ("graphs", "tree/levels", 1, r"tree\.levels: "),
         ("graphs", "files/query.onnx/sha256", "0", "files"),
