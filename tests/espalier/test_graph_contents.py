@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -138,8 +139,9 @@ def test_a_graph_that_refers_to_another_file_is_refused(bundle: Bundle, part: st
 @pytest.mark.parametrize("part", ["query.onnx", "scorer.onnx"])
 def test_no_engine_serves_it(bundle: Bundle, part: str) -> None:
     """Not from a bundle that is sealed with its checksum, either."""
-    content = content_of(bundle, **{part.replace(".", "_"): changed(bundle.graph(part), in_an_initializer)})
-    hostile = write_bundle(bundle.path.with_name("2"), draft_of(bundle), content)
+    content, data = content_of(bundle), changed(bundle.graph(part), in_an_initializer)
+    graphs = content.graphs._replace(query_onnx=data) if part == "query.onnx" else content.graphs._replace(scorer_onnx=data)
+    hostile = write_bundle(bundle.path.with_name("2"), draft_of(bundle), replace(content, graphs=graphs))
     openers: list[Callable[[Bundle], object]] = [ReferenceEngine, lambda bundle: open_engine(bundle, engine="onnx-cpu")]
     if importlib.util.find_spec("triton") is not None:
         from espalier.engines.triton.graph_engine import TritonSearch
