@@ -352,8 +352,12 @@ def test_every_number_has_to_be_finite(value: float) -> None:
     assert accepted == []
 
 
-@pytest.mark.parametrize(("search", "beam_size"), [({}, 100), ({"max_beam_size": 60}, 60), ({"beam_size": 7}, 7)])
-def test_own_texts_are_searched_with_a_wide_beam_unless_one_is_named(search: dict[str, int], beam_size: int) -> None:
+@pytest.mark.parametrize(
+    ("search", "items", "beam_size"),
+    [({}, 9_000, 100), ({}, 40_000, 200), ({"max_beam_size": 60}, 9_000, 60), ({}, 2_000_000, 1000), ({"beam_size": 7}, 40_000, 7)],
+)
+def test_own_texts_are_searched_with_a_beam_for_their_number(search: dict[str, int], items: int, beam_size: int) -> None:
     data = {"format": "log", "items": "items.parquet", "own_texts": ["title"]}
-    raw = {"kind": "xr-linear", "name": "any", "data": data, "search": search}
-    assert LinearConfig.model_validate(raw).search.beam_size == beam_size
+    config = LinearConfig.model_validate({"kind": "xr-linear", "name": "any", "data": data, "search": search})
+    assert config.with_beam(items).search.beam_size == beam_size
+    assert config.with_beam(items).with_beam(3 * items) == config.with_beam(items), "a bundle's configuration keeps its beam"

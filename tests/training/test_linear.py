@@ -521,8 +521,15 @@ def test_clusters_are_children_of_the_root_where_nothing_is_trained() -> None:
 
 def test_few_items_are_one_node() -> None:
     """Unless its dense weights would be too large, or a forest would hold the same node several times."""
-    assert LinearTree().leaf_of(1024, 1 << 16) == 1024
-    assert LinearTree().leaf_of(1024, (1 << 16) + 1) == 32
-    assert LinearTree().leaf_of(1025, 10) == 32
-    assert LinearTree(count=2).leaf_of(1024, 10) == 32
-    assert LinearTree(max_leaf=7).leaf_of(5, 10) == 7
+    assert LinearTree().leaf_of(1024, 1 << 16, is_trained=True) == LinearTree().leaf_of(1024, 1 << 16, is_trained=False) == 1024
+    assert LinearTree().leaf_of(1024, (1 << 16) + 1, is_trained=True) == 32
+    assert LinearTree().leaf_of(1025, 10, is_trained=True) == 32
+    assert LinearTree(count=2).leaf_of(1024, 10, is_trained=True) == 32
+    assert LinearTree(max_leaf=7).leaf_of(5, 10, is_trained=False) == 7
+
+
+def test_clusters_are_small_where_nothing_is_trained() -> None:
+    """Unless there are few items, or more clusters than the root holds."""
+    sizes = (1 << 14, (1 << 14) + 1, 1 << 18, (1 << 18) + 1, 1 << 19, 1 << 20, 1 << 24)
+    assert [LinearTree().leaf_of(items, 1 << 20, is_trained=False) for items in sizes] == [32, 8, 8, 16, 16, 32, 32]
+    assert LinearTree().leaf_of(1 << 18, 10, is_trained=True) == LinearTree(branching=128).leaf_of(1 << 18, 10, is_trained=False) == 32

@@ -193,7 +193,7 @@ def _items_of(labels: Csr) -> list[Int64]:
 def _one_node_refusal(config: LinearConfig, prepared: Prepared) -> InvalidData | None:
     """Why one-versus-all cannot be compared with the recipe, or None."""
     items, features = len(prepared.items), prepared.train.points.shape[1]
-    if config.tree.count == 1 and config.tree.leaf_of(items, features) >= items:
+    if config.tree.count == 1 and config.tree.leaf_of(items, features, is_trained=True) >= items:
         return InvalidData("items", items, "more: the recipe's tree is one node, which is one-versus-all")
     if not len(prepared.train):
         return InvalidData("queries", 0, "some: without them a scorer is its item's centroid, see centroids")
@@ -222,7 +222,7 @@ def _tree_entry(name: str, config: LinearConfig, folder: Path, beams: Sequence[i
     bundle = fit_and_export(config, folder / config.name / "1", folder / "work")
     seconds = time.monotonic() - begin
     engine = opened.enter_context(closing(open_engine(bundle, "cpu")))
-    default_beam = None if bundle.tree.height == 1 else min(config.search.beam_size, bundle.tree.leaf_count)
+    default_beam = None if bundle.tree.height == 1 else min(bundle.manifest.search.beam_size, bundle.tree.leaf_count)
     size = sum(file.stat().st_size for file in bundle.path.rglob("*") if file.is_file())
     by_beam: dict[int | None, Fitted] = {
         beam: Fitted(partial(_answers, bundle, engine, 1 if beam is None else beam), {}, size, seconds)

@@ -70,9 +70,11 @@ def fit_and_export(config: LinearConfig, out: Path, work: Path, threads: int | N
     inputs |= file_digests(config.data, "data")  # before reading: rows that are added meanwhile then show
     prepared = prepare(config, run_journal)
     check_identity(work, inputs, resume=True)
+    config = config.with_beam(len(prepared.items))
     threads = threads or cores()
-    max_leaf = config.tree.leaf_of(len(prepared.items), prepared.train.points.shape[1])
-    branching = config.tree.children_of(len(prepared.items), max_leaf, trains_root(prepared.train, config.linear))
+    is_root_trained = trains_root(prepared.train, config.linear)
+    max_leaf = config.tree.leaf_of(len(prepared.items), prepared.train.points.shape[1], is_root_trained)
+    branching = config.tree.children_of(len(prepared.items), max_leaf, is_root_trained)
 
     def tree_of(points: LabelledPoints) -> tuple[Tree, Csr]:
         labels, centroids = label_features(points, prepared.own_texts, config.linear)

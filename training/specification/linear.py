@@ -6,6 +6,7 @@ above larger leaf clusters, and its scorers regress on relevance, so that scores
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
@@ -135,12 +136,16 @@ class LogData(_Data, TextTable):
         return {name: column for name, column in every.items() if column is not None}
 
 
+CHILDREN, MOST_CHILDREN = 128, 1 << 15
+"""Meaning of `tree.branching = "auto"` where the root is trained, and where it is not; the second is the largest number, too."""
+
 ITEMS_OF_A_LEAF, ITEMS_OF_ONE_NODE, WEIGHTS_OF_ONE_NODE = 32, 1024, 1 << 26
 """Meaning of `tree.max_leaf = "auto"`: items of a leaf cluster; most items, and most items times features, of a tree of one node. One node
 is one-versus-all, which is exact. A node's weights are dense in training, here at most 256 MB."""
 
-CHILDREN, MOST_CHILDREN = 128, 1 << 15
-"""Meaning of `tree.branching = "auto"` where the root is trained, and where it is not; the second is the largest number, too."""
+LEAST_ITEMS_OF_A_LEAF, FEW_ITEMS = 8, 1 << 14
+"""Items of a leaf cluster where the root is not trained, unless it cannot hold so many clusters; most items that have clusters of 32 even
+there, since a beam of 100 misses next to nothing then."""
 
 Children = Annotated[Literal["auto"] | int, auto_or_integer(2, MOST_CHILDREN)]
 
@@ -152,8 +157,8 @@ class LinearTree(Section):
     """largest number of children above the leaf clusters, or `"auto"`. At least 2. `"auto"`: 128, but the root holds all leaf clusters, if
     they are at most 32,768, where it would not be trained (`linear.min_positives`): nodes above them have nearly all words"""
     max_leaf: Children = AUTO
-    """largest leaf cluster, or `"auto"`. At least 2 items. `"auto"`: 32, but no clusters for at most 1024 items (and 2^26 items times
-    features) and one tree: one node scores them as fast"""
+    """largest leaf cluster, or `"auto"`. At least 2 items. `"auto"`: 32, but 8 or more below a root that holds all clusters of more than
+    16,384 items, and no clusters for at most 1024 items (and 2^26 items times features) and one tree: one node scores them as fast"""
     count: int = Field(default=1, ge=1, le=MAX_TREES)
     """trees of a forest. They have different seeds. An item's score is the mean over them; time and size grow with their number"""
 
@@ -163,12 +168,17 @@ class LinearTree(Section):
             return self.branching
         return MOST_CHILDREN if not is_trained and items <= MOST_CHILDREN * max_leaf else CHILDREN
 
-    def leaf_of(self, items: int, features: int) -> int:
-        """Most items of a leaf cluster of a tree over so many items."""
+    def leaf_of(self, items: int, features: int, is_trained: bool) -> int:
+        """Most items of a leaf cluster of a tree over so many items. is_trained: whether the root is."""
         if self.max_leaf != AUTO:
             return self.max_leaf
-        is_one_node = self.count == 1 and items <= ITEMS_OF_ONE_NODE and items * features <= WEIGHTS_OF_ONE_NODE
-        return ITEMS_OF_ONE_NODE if is_one_node else ITEMS_OF_A_LEAF
+        if self.count == 1 and items <= ITEMS_OF_ONE_NODE and items * features <= WEIGHTS_OF_ONE_NODE:
+            return ITEMS_OF_ONE_NODE
+        holds_clusters = not is_trained and self.branching == AUTO
+        max_leaf = LEAST_ITEMS_OF_A_LEAF if holds_clusters and items > FEW_ITEMS else ITEMS_OF_A_LEAF
+        while max_leaf < ITEMS_OF_A_LEAF and items > MOST_CHILDREN * max_leaf:
+            max_leaf *= 2
+        return max_leaf
 
 
 LARGEST = 1e9
@@ -281,12 +291,12 @@ class LinearSearch(SearchLimits):
     """Search defaults and limits of the exported model."""
 
     beam_size: int = Field(default=10, ge=1)
-    """beam size where a query names none. 100 by default where `data.own_texts` names columns"""
+    """beam size where a query names none; with `data.own_texts` the square root of the number of items, at least 100"""
     m: int = Field(default=10, ge=1)
 
 
 OWN_TEXTS_BEAM = 100
-"""Words occur in many clusters. A beam of 10 misses a tenth of the first hundred items for queries of words, a quarter for sentences."""
+"""Words occur in many clusters. Of 100,000 items, a beam of 100 misses a sixth of what a wide one finds, a beam of 300 a twentieth."""
 
 
 class LinearConfig(Section):
@@ -312,14 +322,12 @@ class LinearConfig(Section):
         """The kinds of n-grams."""
         return self.text or (TextBlock(unit="word", n=1), TextBlock(unit="word", n=2), TextBlock(unit="char", n=3))
 
-    @model_validator(mode="before")
-    @classmethod
-    def _wide_for_own_texts(cls, raw: object) -> object:
-        data, search = (raw.get("data"), raw.get("search", {})) if isinstance(raw, dict) else (None, None)
-        if isinstance(raw, dict) and isinstance(data, dict) and data.get("own_texts") and isinstance(search, dict):
-            most = search.get("max_beam_size", OWN_TEXTS_BEAM)
-            return raw | {"search": {"beam_size": min(OWN_TEXTS_BEAM, most) if isinstance(most, int) else OWN_TEXTS_BEAM} | search}
-        return raw
+    def with_beam(self, item_count: int) -> LinearConfig:
+        """This configuration with a beam for so many items, if it searches their own texts and `search` names none."""
+        if not isinstance(self.data, LogData) or not self.data.own_texts or "beam_size" in self.search.model_fields_set:
+            return self
+        beam_size = min(max(OWN_TEXTS_BEAM, round(math.sqrt(item_count))), self.search.max_beam_size)
+        return self.model_copy(update={"search": self.search.model_copy(update={"beam_size": beam_size})})
 
     @model_validator(mode="after")
     def _texts_where_there_are_some(self) -> LinearConfig:

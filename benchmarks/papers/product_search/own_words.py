@@ -40,6 +40,7 @@ from training.retrieval.task import Rank
 from training.specification.linear import LinearConfig
 
 BEAMS = (10, 50, 100)
+"""Beams that are measured beside the model's own."""
 LOG = {"query": "query", "item": "item", "weight": "grade", "test_share": 0.0}
 WEIGHTS = (0.0, 0.1, 0.3, 1.0)
 NOTHING = np.empty(0, np.int64)
@@ -147,7 +148,7 @@ def rows_of(products: Products, choose: bool = True) -> list[dict[str, Any]]:
             seconds = time.perf_counter() - begin
             engine = open_engine(bundle, "cpu")
             columns = ", ".join(f"{weight:.2f}" for weight in bundle.manifest.data[OWN_WEIGHTS])
-            for beam in BEAMS:
+            for beam in sorted({*BEAMS, bundle.manifest.search.beam_size}):
                 add(system, f"beam {beam}, columns {columns}", engine_find(engine, bundle, beam), seconds)
             engine.close()
     return rows

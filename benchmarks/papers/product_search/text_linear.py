@@ -95,8 +95,9 @@ def fit(task: Task, fold: Fold, recipe: Recipe, folder: Path) -> Fitted:
     labels, centroids = label_features(prepared.train, prepared.own_texts, config.linear)
     branching, max_leaf = 2, max(2, len(ids))
     if recipe.whole_tree:
-        max_leaf = recipe.tree.leaf_of(*centroids.shape)
-        branching = recipe.tree.children_of(len(ids), max_leaf, trains_root(prepared.train, config.linear))
+        is_root_trained = trains_root(prepared.train, config.linear)
+        max_leaf = recipe.tree.leaf_of(*centroids.shape, is_root_trained)
+        branching = recipe.tree.children_of(len(ids), max_leaf, is_root_trained)
     tree = hierarchical_kmeans(labels, branching, max_leaf, config.seed)
     chunks = fit_linear(prepared.train, tree, config.linear, 1, config.seed, centroids=centroids)
     return Fitted(config, prepared, tree, chunks, time.process_time() - begin)
