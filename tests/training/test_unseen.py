@@ -164,6 +164,15 @@ def test_a_log_that_has_moved_is_asked_for(folder: Path, bundle: Bundle) -> None
         moved.rename(folder / "log.csv")
 
 
+def test_unseen_in_a_log_that_has_grown_is_what_training_did_not_see(folder: Path, bundle: Bundle) -> None:
+    grown = folder / "grown.csv"
+    lines = [f"more-{user},item-{item * KINDS + user % KINDS}\n" for user in range(60) for item in range(SIZE + 2)]
+    grown.write_text((folder / "log.csv").read_text() + "".join(lines))
+    held = held_out_log(bundle, grown)
+    assert_array_equal(held.unseen_I, held_out_log(bundle).unseen_I)
+    assert held.unknown.relevant, "items that came later"
+
+
 # -- updates of rows with a part from content ---------------------------------------------------------------------------
 
 
