@@ -60,7 +60,8 @@ class ContentFeatures:
             raise BundleCorrupt(f"content: {width} features, the manifest says {info.features}")
 
     def of(self, fields: Sequence[Mapping[str, Any]]) -> SparseRows:
-        """A row for each item, from its fields by column. A missing field counts as None; fields without a column are ignored.
+        """A row for each item, from its fields by column. A missing field counts as None, as do NaN and infinite numbers; fields without a
+        column are ignored.
 
         Raises InvalidQuery, naming the item and the field, for a value of another kind.
         """
@@ -114,7 +115,7 @@ def value_hash(column: str, value: str) -> int:
 def _checked(i: int, column: ContentColumn, value: object) -> str | float | list[str] | None:
     """A field's value in its column's type; None if it is missing. Raises InvalidQuery."""
     if column.kind == "number":
-        if value is None or (isinstance(value, float) and math.isnan(value)):
+        if value is None or (isinstance(value, float) and not math.isfinite(value)):
             return None
         if not isinstance(value, int | float) or abs(value) > LARGEST_NUMBER:
             raise InvalidQuery(f"items[{i}].{column.name}", value, "a finite number, or nothing")
