@@ -75,6 +75,10 @@ class ContentFeatures:
         values = np.concatenate([np.zeros(0, np.float32), *(sizes for _, sizes in rows)]).astype(np.float32)
         return SparseRows(indptr, indices, values, self.info.features)
 
+    def knows(self, fields: Mapping[str, Any]) -> bool:
+        """Whether an item with these fields has more than the feature that all items have. Raises as `of` does."""
+        return len(self.of([fields]).indices) > 1
+
     def _known(self, hashes: Sequence[int]) -> Array:
         """int64, ascending, each once: the numbers of the known values among some hashes."""
         if not len(self._hash):

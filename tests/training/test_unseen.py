@@ -22,7 +22,7 @@ from espalier.bundle_writer import with_parts
 from espalier.content import rows as rows_module
 from espalier.content.rows import ContentRows
 from espalier.engines import open_engine
-from espalier.errors import BundleCorrupt, EspalierError, InvalidConfig
+from espalier.errors import BundleCorrupt, EspalierError, InvalidConfig, InvalidQuery
 from espalier.live.operations import ItemBody
 from espalier.live.rows import Placement
 from espalier.live.state import Change, LiveState
@@ -101,6 +101,23 @@ def test_an_item_put_in_by_its_fields_alone_is_found_by_users_of_its_kind(bundle
     assert (found_BM == len(known)).any(1).tolist() == [kind == 2 for kind in range(KINDS)]
     away = np.linalg.norm(row.values - ContentRows(bundle).of([body.fields or {}])[0])
     assert away > 0.1, "a row by content alone is shorter, and its bias lower"
+
+
+def test_fields_of_which_the_model_knows_nothing_are_no_evidence(bundle: Bundle) -> None:
+    state, engine = LiveState(bundle), open_engine(bundle, "cpu")
+
+    def placed(*bodies: ItemBody) -> list[Any]:
+        return Placer(bundle).place(bodies, state.table, state.overlay(), engine.parents)
+
+    for fields in ({"title": "Zebra", "tags": ["new"]}, {"title": None}, {"weight": None}):
+        (refused, known) = placed(ItemBody(fields=fields), ItemBody(fields=fields | {"weight": 0.5}))
+        assert isinstance(refused, InvalidQuery)
+        assert (refused.field, refused.value) == ("fields", fields)
+        assert not isinstance(known, EspalierError)
+    events = (["item-0", "item-6"],)
+    with_unknown, without = (next(iter(found[0])) for found in placed(ItemBody(fields=fields, events=events), ItemBody(events=events)))
+    assert with_unknown[0] == without[0]
+    assert_array_equal(with_unknown[1].values, without[1].values)
 
 
 def test_rows_of_fields_are_what_training_computed(bundle: Bundle) -> None:

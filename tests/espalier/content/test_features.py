@@ -82,6 +82,8 @@ def test_a_number_far_away_counts_as_three_scales() -> None:
 def test_a_number_that_is_none_or_infinite_counts_as_missing() -> None:
     content = content_of()
     assert dense(content, [{"price": float(number)} for number in ("nan", "inf", "-inf")])[:, 1].tolist() == [0, 0, 0]
+    features = ContentFeatures(content.info, content.arrays)
+    assert [features.knows({"price": price}) for price in (20.0, float("inf"))] == [True, False]
 
 
 def test_numbers_of_any_size_have_a_scale_and_equal_ones_say_nothing() -> None:
