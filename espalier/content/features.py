@@ -80,12 +80,12 @@ class ContentFeatures:
         return len(self.of([fields]).indices) > 1
 
     def _known(self, hashes: Sequence[int]) -> Array:
-        """int64, ascending, each once: the numbers of the known values among some hashes."""
+        """int64, ascending, each once: the numbers of the known values among some hashes, without those of all items, whose weight is 0."""
         if not len(self._hash):
             return np.zeros(0, np.int64)
         sorted_hashes = np.unique(np.array(hashes, np.uint64))
         positions = np.minimum(np.searchsorted(self._hash, sorted_hashes), len(self._hash) - 1)
-        known_values: Array = positions[self._hash[positions] == sorted_hashes]
+        known_values: Array = positions[(self._hash[positions] == sorted_hashes) & (self._weight[positions] > 0)]
         return known_values
 
     def _row(self, cells: Sequence[Cell], ngrams: Array, ngram_sizes: Array) -> tuple[Array, Array]:

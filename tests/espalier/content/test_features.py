@@ -66,6 +66,14 @@ def test_a_later_item_has_the_features_of_a_trained_one_with_its_fields() -> Non
     assert not unknown[:, 1:].any()
 
 
+def test_a_value_of_all_items_says_nothing_of_one() -> None:
+    items = [{"currency": "EUR", "tags": ["all", f"t{i % 2}"] if i else ["all"]} for i in range(9)]
+    content = content_of(items)
+    assert content.known_I.tolist() == [False] + [True] * 8
+    features = ContentFeatures(content.info, content.arrays)
+    assert [features.knows(fields) for fields in (items[1], items[0], {"currency": "EUR"})] == [True, False, False]
+
+
 def test_a_value_of_one_column_is_none_of_another() -> None:
     content = content_of([{"a": "x", "b": "y"}] * 3 + [{"a": "z", "b": "x"}] * 3 + [{"a": "v", "b": "w"}] * 2)
     one, other = dense(content, [{"a": "x"}, {"b": "x"}])
