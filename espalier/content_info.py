@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from espalier.text.blocks import TextBlock
 
+MOST_COLUMNS = 1024
 MOST_FEATURES = 1 << 20
 MOST_ENTRIES = 4096
 """Most features of one item."""
@@ -49,7 +50,7 @@ class ContentInfo(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    columns: tuple[ContentColumn, ...] = Field(min_length=1, max_length=1024)
+    columns: tuple[ContentColumn, ...] = Field(min_length=1, max_length=MOST_COLUMNS)
     blocks: tuple[TextBlock, ...] = ()
     values: int = Field(ge=0, le=MOST_FEATURES)
     features: int = Field(ge=1, le=MOST_FEATURES)

@@ -69,6 +69,9 @@ def held_out_log(bundle: Bundle, file: Path | None = None) -> HeldOutLog:
         log.warning("%s is not the log that the model was trained on; its test users may have been training users", file)
     unseen_I = np.ones(len(bundle.items), np.bool_)
     unseen_I[touched[touched >= 0]] = False
+    if (counts := bundle.label_counts()) is not None:  # of a log that has grown, other items are hidden and other users are held out
+        trained = bundle.manifest.trained_items.items
+        unseen_I[:trained] = counts.counts_I[:trained] == 0
     return HeldOutLog(pairs, unknown, unseen_I)
 
 

@@ -60,7 +60,8 @@ class ContentFeatures:
             raise BundleCorrupt(f"content: {width} features, the manifest says {info.features}")
 
     def of(self, fields: Sequence[Mapping[str, Any]]) -> SparseRows:
-        """A row for each item, from its fields by column. A missing field counts as None; fields without a column are ignored.
+        """A row for each item, from its fields by column. A missing field counts as None, as do NaN and infinite numbers; fields without a
+        column are ignored.
 
         Raises InvalidQuery, naming the item and the field, for a value of another kind.
         """
@@ -74,13 +75,17 @@ class ContentFeatures:
         values = np.concatenate([np.zeros(0, np.float32), *(sizes for _, sizes in rows)]).astype(np.float32)
         return SparseRows(indptr, indices, values, self.info.features)
 
+    def knows(self, fields: Mapping[str, Any]) -> bool:
+        """Whether an item with these fields has more than the feature that all items have. Raises as `of` does."""
+        return len(self.of([fields]).indices) > 1
+
     def _known(self, hashes: Sequence[int]) -> Array:
-        """int64, ascending, each once: the numbers of the known values among some hashes."""
+        """int64, ascending, each once: the numbers of the known values among some hashes, without those of all items, whose weight is 0."""
         if not len(self._hash):
             return np.zeros(0, np.int64)
         sorted_hashes = np.unique(np.array(hashes, np.uint64))
         positions = np.minimum(np.searchsorted(self._hash, sorted_hashes), len(self._hash) - 1)
-        known_values: Array = positions[self._hash[positions] == sorted_hashes]
+        known_values: Array = positions[(self._hash[positions] == sorted_hashes) & (self._weight[positions] > 0)]
         return known_values
 
     def _row(self, cells: Sequence[Cell], ngrams: Array, ngram_sizes: Array) -> tuple[Array, Array]:
@@ -114,7 +119,7 @@ def value_hash(column: str, value: str) -> int:
 def _checked(i: int, column: ContentColumn, value: object) -> str | float | list[str] | None:
     """A field's value in its column's type; None if it is missing. Raises InvalidQuery."""
     if column.kind == "number":
-        if value is None or (isinstance(value, float) and math.isnan(value)):
+        if value is None or (isinstance(value, float) and not math.isfinite(value)):
             return None
         if not isinstance(value, int | float) or abs(value) > LARGEST_NUMBER:
             raise InvalidQuery(f"items[{i}].{column.name}", value, "a finite number, or nothing")

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
+from espalier.content.features import ContentFeatures
 from espalier.errors import MISSING, BundleCorrupt, EspalierError, InvalidQuery
 from espalier.items import Items
 from espalier.live.operations import ItemBody
@@ -52,7 +53,7 @@ class Evidence:
     events      E queries that led to it; each history holds at least one item of the catalogue
     like        item rows
     text_query  its text as a query; None for an item without text, or whose text has no feature
-    fields      None: not given
+    fields      None: not given, or without a feature that the content of the model knows
     document    its text as a document, if the model finds items by their words
     count       number of events that the item has had; None: not given
     """
@@ -65,24 +66,34 @@ class Evidence:
     count: int | None = None
 
     @staticmethod
-    def of_all(bundle: Bundle, bodies: Sequence[ItemBody], catalogue: Items, takes_fields: bool) -> list[Evidence | EspalierError]:
+    def of_all(
+        bundle: Bundle, bodies: Sequence[ItemBody], catalogue: Items, takes_fields: bool, content: ContentFeatures | None = None
+    ) -> list[Evidence | EspalierError]:
         """The evidence of each body, or the error that `of` raises for it."""
         events = _features_of_all(bundle.manifest.query, bodies)
         results: list[Evidence | EspalierError] = []
         for i, body in enumerate(bodies):
             try:
-                results.append(Evidence.of(bundle, body, catalogue, takes_fields, None if events is None else events[i]))
+                results.append(Evidence.of(bundle, body, catalogue, takes_fields, None if events is None else events[i], content))
             except EspalierError as error:
                 results.append(error)
         return results
 
     @staticmethod
-    def of(bundle: Bundle, body: ItemBody, catalogue: Items, takes_fields: bool, events: QueryBatch | None = None) -> Evidence:
+    def of(
+        bundle: Bundle,
+        body: ItemBody,
+        catalogue: Items,
+        takes_fields: bool,
+        events: QueryBatch | None = None,
+        content: ContentFeatures | None = None,
+    ) -> Evidence:
         """The evidence of a body.
 
         catalogue     resolves ids
         takes_fields  whether fields are evidence, too
         events        the body's events, if they have been read
+        content       what the model reads of fields, if they lead to rows; fields without a known feature are no evidence
         Raises InvalidQuery, with the body's key, for a value that the model does not take, and for a body without evidence.
         """
         kind = bundle.manifest.query
@@ -93,11 +104,12 @@ class Evidence:
         text_query = encode_texts(kind, bundle.vectoriser, [text]) if isinstance(kind, TextKind) and text is not None else None
         if text_query is not None and not len(text_query.features.indices):
             text_query = None
-        fields_count = takes_fields and bool(body.fields) and not isinstance(kind, TextKind)  # of texts they are in `text_query`
-        if not len(events) and not len(like) and text_query is None and not fields_count:
+        known_by_fields = content is not None and body.fields is not None and content.knows(body.fields)
+        if not len(events) and not len(like) and text_query is None and not known_by_fields:
             raise no_evidence(body, kind, takes_fields)
         document = bundle.vectoriser.documents([text]) if text_query is not None and text is not None and finds_by_words(bundle) else None
-        return Evidence(events, like, text_query, body.fields, document, body.count)
+        fields = body.fields if content is None or known_by_fields else None
+        return Evidence(events, like, text_query, fields, document, body.count)
 
 
 def finds_by_words(bundle: Bundle) -> bool:
@@ -142,7 +154,7 @@ def no_evidence(body: ItemBody, kind: Kind, takes_fields: bool) -> InvalidQuery:
     """The error for a body without evidence: the key whose value is none, and what would be some."""
     useful = ["events", "like", *(["text"] if isinstance(kind, TextKind) else []), *(["fields"] if takes_fields else [])]
     nonzero = " and that is not all 0" if isinstance(kind, VectorKind | FeaturesKind) else ""
-    for name, value in (("events", body.events), ("like", body.like), ("text", body.text)):
+    for name, value in (("events", body.events), ("like", body.like), ("text", body.text), ("fields", body.fields)):
         if value and name in useful:
             expected = f"something that the model knows{nonzero if name == 'events' else ''}"
             return InvalidQuery(name, value, f"{expected}, to place the item by")

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
 from espalier.checks.heldout import read_heldout
+from espalier.content.features import ContentFeatures
 from espalier.content.rows import ContentRows
 from espalier.errors import InvalidData
 from espalier.items import Items
@@ -112,6 +113,11 @@ class GraphPlacement:
     @cached_property
     def _content(self) -> ContentRows:
         return ContentRows(self.bundle)
+
+    @property
+    def content(self) -> ContentFeatures | None:
+        """What rows are made of by fields; None if fields are no evidence."""
+        return self._content.features if self.takes_fields else None
 
     @cached_property
     def _memory(self) -> MemoryRows | None:

@@ -45,6 +45,8 @@ class LinearPlacement:
     columns  of the item table with an item's own text; None: those of the model's configuration, else all columns of strings
     """
 
+    content = None
+
     def __init__(self, bundle: Bundle, columns: Sequence[str] | None = None) -> None:
         self.bundle, self.takes_fields = bundle, finds_by_words(bundle)
         self._own_length = own_length(bundle) if self.takes_fields else 1.0

@@ -47,7 +47,7 @@ class Placer:
         catalogue  resolves the ids of the evidence; overlay: the live items of the catalogue
         search     searches the version
         """
-        results = Evidence.of_all(self.bundle, items, catalogue, self._placement.takes_fields)
+        results = Evidence.of_all(self.bundle, items, catalogue, self._placement.takes_fields, self._placement.content)
         evidence = [result for result in results if isinstance(result, Evidence)]
         candidates = iter(self._placement.place(evidence, catalogue, overlay, search))
         return [next(candidates) if isinstance(result, Evidence) else result for result in results]

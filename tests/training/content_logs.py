@@ -1,4 +1,6 @@
-"""A log of users who each like items of one of 6 kinds; a table of the items, with the kind in the titles and in the tags."""
+"""A log of users who each like items of one of 6 kinds; a table of the items, with the kind in the titles and in the tags, and with
+infinite weights.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ def write_log(folder: Path) -> tuple[Path, Path]:
         "id": [f"item-{item}" for item in range(count)],
         "title": [f"Kind{item % KINDS} number {item // KINDS % 4}" for item in range(count)],
         "tags": [[f"k{item % KINDS}"] for item in range(count)],
-        "weight": rng.normal(size=count),
+        "weight": np.where(np.arange(count) % 10 == 3, np.inf, rng.normal(size=count)),
     }
     pq.write_table(pa.table(columns), items)
     return log, items

@@ -154,6 +154,20 @@ def test_another_split_is_warned_of(bundle: Bundle, log: Path, tmp_path: Path, c
     assert "another split" in caplog.text
 
 
+def test_the_same_split_by_date_is_no_other_one(log: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    header, *lines = log.read_text().splitlines()
+    dated = tmp_path / "dated.csv"
+    dated.write_text("\n".join([f"{header},time", *(f"{line},{number * 7919 % len(lines)}" for number, line in enumerate(lines))]))
+    data = {"log": str(dated), "format": {"timestamp": "time"}, "split": {"kind": "date"}}  # the dates are chosen
+    bundle = trained(dated, tmp_path, data=data, optimiser={"steps": 5})
+    prepare(going_on(bundle, dated, data=data), None, tmp_path)
+    assert "another split" not in caplog.text
+    with dated.open("a") as stream:
+        stream.writelines(f"\nuser-{user},item-{user % ITEMS},{len(lines) + user}" for user in range(USERS))
+    prepare(going_on(bundle, dated, data=data), None, tmp_path)
+    assert "another split" in caplog.text
+
+
 # -- another catalogue --------------------------------------------------------------------------------------------------------
 
 

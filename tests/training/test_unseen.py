@@ -22,7 +22,7 @@ from espalier.bundle_writer import with_parts
 from espalier.content import rows as rows_module
 from espalier.content.rows import ContentRows
 from espalier.engines import open_engine
-from espalier.errors import BundleCorrupt, EspalierError, InvalidConfig
+from espalier.errors import BundleCorrupt, EspalierError, InvalidConfig, InvalidQuery
 from espalier.live.operations import ItemBody
 from espalier.live.rows import Placement
 from espalier.live.state import Change, LiveState
@@ -103,6 +103,23 @@ def test_an_item_put_in_by_its_fields_alone_is_found_by_users_of_its_kind(bundle
     assert away > 0.1, "a row by content alone is shorter, and its bias lower"
 
 
+def test_fields_of_which_the_model_knows_nothing_are_no_evidence(bundle: Bundle) -> None:
+    state, engine = LiveState(bundle), open_engine(bundle, "cpu")
+
+    def placed(*bodies: ItemBody) -> list[Any]:
+        return Placer(bundle).place(bodies, state.table, state.overlay(), engine.parents)
+
+    for fields in ({"title": "Zebra", "tags": ["new"]}, {"title": None}, {"weight": None}):
+        (refused, known) = placed(ItemBody(fields=fields), ItemBody(fields=fields | {"weight": 0.5}))
+        assert isinstance(refused, InvalidQuery)
+        assert (refused.field, refused.value) == ("fields", fields)
+        assert not isinstance(known, EspalierError)
+    events = (["item-0", "item-6"],)
+    with_unknown, without = (next(iter(found[0])) for found in placed(ItemBody(fields=fields, events=events), ItemBody(events=events)))
+    assert with_unknown[0] == without[0]
+    assert_array_equal(with_unknown[1].values, without[1].values)
+
+
 def test_rows_of_fields_are_what_training_computed(bundle: Bundle) -> None:
     held = held_out_log(bundle)
     unseen_I = held.unseen_I
@@ -162,6 +179,15 @@ def test_a_log_that_has_moved_is_asked_for(folder: Path, bundle: Bundle) -> None
         assert held_out_log(bundle, moved).unseen_I.any()
     finally:
         moved.rename(folder / "log.csv")
+
+
+def test_unseen_in_a_log_that_has_grown_is_what_training_did_not_see(folder: Path, bundle: Bundle) -> None:
+    grown = folder / "grown.csv"
+    lines = [f"more-{user},item-{item * KINDS + user % KINDS}\n" for user in range(60) for item in range(SIZE + 2)]
+    grown.write_text((folder / "log.csv").read_text() + "".join(lines))
+    held = held_out_log(bundle, grown)
+    assert_array_equal(held.unseen_I, held_out_log(bundle).unseen_I)
+    assert held.unknown.relevant, "items that came later"
 
 
 # -- updates of rows with a part from content ---------------------------------------------------------------------------

@@ -15,11 +15,10 @@ from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from espalier.content.features import TEXT, ContentFeatures, value_hash
-from espalier.content_info import ContentColumn, ContentInfo
+from espalier.content_info import MOST_COLUMNS, ContentColumn, ContentInfo
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.items import ItemTable
 from espalier.logs.log_values import is_text_type
@@ -87,7 +86,7 @@ def item_content(items: ItemTable, config: ContentConfig) -> ItemContent | None:
 
 
 def _columns(items: ItemTable, config: ContentConfig) -> list[ContentColumn]:
-    names = [name for name in items.fields if name != "id"] if config.columns == "auto" else config.columns
+    names = [name for name in items.fields if name != "id"] if config.columns == "auto" else dict.fromkeys(config.columns)
     columns = []
     for name in names:
         if name not in items.fields or name == "id":
@@ -99,6 +98,8 @@ def _columns(items: ItemTable, config: ContentConfig) -> list[ContentColumn]:
         elif config.columns != "auto":
             expected = f"a column of strings, lists of strings or numbers; {name} is {items.column(name).type}, or says nothing"
             raise InvalidConfig("content.columns", name, expected)
+    if len(columns) > MOST_COLUMNS:
+        raise InvalidConfig("content.columns", f"{len(columns):,} columns", f"at most {MOST_COLUMNS:,}: name some")
     return columns
 
 
@@ -107,9 +108,11 @@ def _column(name: str, column: pa.ChunkedArray) -> ContentColumn | None:
     kind = column.type
     if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
         numbers = column.cast(pa.float64(), safe=False).drop_null().to_numpy()
-        numbers = numbers[np.isfinite(numbers)]
-        scale = float(numbers.std()) if len(numbers) else 0.0
-        return ContentColumn(name=name, kind="number", mean=float(numbers.mean()), scale=scale) if 0 < scale < np.inf else None
+        numbers = numbers[np.isfinite(numbers)].astype(np.longdouble)  # squares of large numbers are above float64
+        if not len(numbers) or numbers.min() == numbers.max():  # of equal numbers std need not be 0
+            return None
+        scale = float(numbers.std())
+        return ContentColumn(name=name, kind="number", mean=float(numbers.mean()), scale=scale) if scale > 0 else None
     text = text_kind(kind)
     return None if text is None else ContentColumn(name=name, kind=text)
 
@@ -152,11 +155,6 @@ def _vectoriser(items: ItemTable, columns: Sequence[str], most: int) -> Vectoris
 
 def _fields(items: ItemTable, columns: Sequence[str]) -> Iterator[list[dict[str, Any]]]:
     """The fields of all items, in blocks."""
-    table = pa.table({name: _finite(items.column(name)) for name in columns})
+    table = pa.table({name: items.column(name) for name in columns})
     for start in range(0, len(table), BLOCK):
         yield table.slice(start, BLOCK).to_pylist()
-
-
-def _finite(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The column with null for infinite numbers."""
-    return pc.if_else(pc.is_finite(column), column, None) if pa.types.is_floating(column.type) else column

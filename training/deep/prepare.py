@@ -102,8 +102,13 @@ def prepare(config: DeepConfig, data: Path | None, work: Path, shared: Path | No
         items = with_live_fields(items, run_journal.items, run_journal.held_through)
     earlier = None
     if start is not None and isinstance(config.tree, TreeOfEarlierModel):
-        earlier = open_earlier(start, config, config.tree, split.lists, split.train, items)
+        earlier = open_earlier(start, with_dates(config, split), config.tree, split.lists, split.train, items)
     return Prepared(split, items, earlier, item_content(items, config.content), start, run_journal)
+
+
+def with_dates(config: DeepConfig, split: Split) -> DeepConfig:
+    """The configuration with the dates that a split chose: a log that has grown is cut at the same dates."""
+    return config.model_copy(update={"data": config.data.model_copy(update={"split": split.config})})
 
 
 def shared_run_journal(journal: Path | None, earlier: Path | None, work: Path) -> tuple[RunJournal | None, Path | None]:

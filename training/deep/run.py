@@ -22,7 +22,7 @@ from ..deep.first_model import by_popularity
 from ..deep.fit import CURVE, fit
 from ..deep.memory import FIT_S
 from ..deep.parallel import process, process_group, shared_tree, wait_for_all
-from ..deep.prepare import Prepared, build_tree, prepare
+from ..deep.prepare import Prepared, build_tree, prepare, with_dates
 from ..deep.scorers.model import NodeScorer
 from ..deep.sequence.rules import with_rules
 from ..retrieval.needs import silence
@@ -83,8 +83,7 @@ def train_and_export(
     deadline  the end of training in one process, whatever steps are left
     refit     whether to follow the configuration's `refit`: train again, with the validation queries
     """
-    data = config.data.model_copy(update={"split": prepared.split.config})  # with its dates: a log that has grown is cut at the same dates
-    config = with_rules(config.model_copy(update={"data": data}), prepared)
+    config = with_rules(with_dates(config, prepared.split), prepared)
     check_run(config, prepared, work, resume)
     tree, model = _train(config, prepared, device, work, resume, deadline)
     final = None
