@@ -30,6 +30,7 @@ from espalier.search import SearchParams
 from tests.training.commands import command
 from tests.training.live.test_fold import JournalOf, items_of, put
 from tests.training.logs import log_of, split_of
+from tests.training.runs import exported
 from tests.training.test_earlier import CLUSTERS, ITEMS, write_log
 from tests.training.test_earlier import trained as trained_model
 from training.data.splits import Split
@@ -352,6 +353,21 @@ def test_a_live_item_has_the_share_of_all_its_events_though_its_row_is_fitted_to
     ((_, _, events_I, share_I, _),) = seen
     assert events_I.tolist() == [4]
     assert_allclose(share_I, count / counts.counts_I.sum(), rtol=1e-6)
+
+
+def test_neighbours_answer_a_new_user_with_what_is_popular_in_the_log_of_the_fold(tmp_path: Path) -> None:
+    log = write_log(tmp_path / "log.csv")
+    bundle = exported({"kind": "neighbours", "name": "counted", "data": {"log": str(log)}}, tmp_path / "counted" / "1")
+    JournalOf(bundle).put("new", placed=False, events=(["item-1", f"item-{1 + CLUSTERS}"],), count=1)
+    new_users = [f"{kind}-{user},{item}" for kind, item in (("a", "item-7"), ("b", "new")) for user in range(900)]
+    (tmp_path / "today.csv").write_text(log.read_text() + "".join(f"{line}\n{line.split(',')[0]},item-5\n" for line in new_users))
+    outcome = command("fold", "--model", bundle.path, "--out", tmp_path / "counted" / "2", "--log", tmp_path / "today.csv")
+    assert outcome.status == 0, outcome.err
+    after = Bundle.open(tmp_path / "counted" / "2")
+    kind = after.manifest.query
+    assert isinstance(kind, HistoryKind)
+    found = open_engine(after, "cpu").search(pad_histories(kind, [np.empty(0, np.int64)]), SearchParams.uniform(1, 3, 3))
+    assert_array_equal(np.sort(found.item_rows_BM[0]), np.sort(after.items.rows_of(["item-5", "item-7", "new"])))
 
 
 @pytest.mark.parametrize("content", ["user,item\na,1\na,2\n", "other,columns\n1,2\n", ""])
