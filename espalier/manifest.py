@@ -229,7 +229,7 @@ class MemoryFormula(_Strict):
     S[a, b] = (M[a, b] / ((n_a + shrink)^row · (n_b + shrink)^column))^power / unit
     M[a, b] = Σ over lists of length^−user · (Σ over b at most `window` items after a of decay^(items between) + back · the same before a)
 
-    n: events of an item (label counts).
+    n: events of an item (label counts). near: the weight of what lists add to S for items with similar users; events add none.
     """
 
     row: Power
@@ -241,6 +241,7 @@ class MemoryFormula(_Strict):
     decay: float = Field(gt=0, le=1)
     window: int = Field(ge=1)
     unit: float = Field(gt=0, le=LARGEST)
+    near: float = Field(default=0.0, ge=0, le=1e9)
 
 
 class MemoryInfo(_Strict):

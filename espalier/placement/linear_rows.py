@@ -87,7 +87,14 @@ class LinearRows:
         feature, weight = summands[0] if len(summands) == 1 else added(summands)
         is_large = np.abs(weight) >= self.smallest
         tail = (np.asarray(x[0], np.int32), np.asarray(x[1], np.float32)) if in_tail else (NO_FEATURES, NO_VALUES)
-        return LiveRow(weight[is_large], feature[is_large], self.bias, dense=False, tail_feature=tail[0], tail_value=tail[1])
+        values = self._as_stored(weight[is_large])
+        return LiveRow(values, feature[is_large], self.bias, dense=False, tail_feature=tail[0], tail_value=tail[1])
+
+    def _as_stored(self, weights: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Weights rounded as a fold of the bundle will store them, so that it changes no answer. Too large ones stay: it stores float32."""
+        with np.errstate(over="ignore"):
+            stored = weights.astype(self._weight.dtype).astype(np.float32)
+        return stored if np.isfinite(stored).all() else weights
 
     def weights_of(self, item: int) -> Weights:
         """The weights of a trained item's leaf."""

@@ -525,6 +525,19 @@ def test_an_explanation_tells_what_each_tree_did(forest_shop: Path, forest: Bund
 # -- new leaves -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("length", [0.7, 1e6])
+def test_weights_are_rounded_to_what_a_fold_stores(length: float) -> None:
+    rng = np.random.default_rng(3)
+    tree = random_tree(rng, 2, 5)
+    chunks = random_chunks(rng, tree, 10, integer=False)
+    halves = replace(chunks, entry_weight=chunks.entry_weight.astype(np.float16))
+    own = sparse_rows(rng.random((1, 10))).normalised()
+    values = LinearRows(tree, halves).row((own.indices, own.values), length, (), ()).values
+    with np.errstate(over="ignore"):
+        is_half = values.astype(np.float16) == values
+    assert is_half.all() == (length < 1)
+
+
 def test_weights_are_the_text_and_the_neighbours() -> None:
     rng = np.random.default_rng(3)
     tree, width = random_tree(rng, 2, 5, empty_share=0.2), 10

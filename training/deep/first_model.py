@@ -35,6 +35,7 @@ from ..deep.scorers.sequence import SequenceQuery, TransformerStates
 from ..deep.scorers.window_states import WindowStates
 from ..deep.validation import trained_ranking
 from ..deep.vector_start import start_model
+from ..neighbours.popularity import popularity_ranks
 from ..specification.deep import DeepConfig
 
 log = logging.getLogger(__name__)
@@ -117,17 +118,12 @@ def _start_parts(model: NodeScorer, encoder: SequenceQuery, tree: Tree, prepared
 
 @torch.no_grad()
 def by_popularity(config: DeepConfig, prepared: Prepared, tree: Tree) -> NodeScorer:
-    """A model that ranks leaves by their items' events, whatever the history, and an inner node as its best leaf; logits are 0 to 1."""
+    """A model whose logits are `popularity_ranks`."""
     model = new_model(config, tree, query_kind(config, prepared.interactions))
     for weights in model.parameters():
         weights.zero_()
-    log_events_I = np.log1p(events_of_items(prepared.interactions, prepared.split.train))
-    best_N = np.zeros(tree.node_count, np.float32)
-    best_N[tree.leaf_of_item] = log_events_I / max(log_events_I.max(), 1)
-    for h in range(tree.height, 0, -1):
-        nodes = np.arange(tree.level(h).start, tree.level(h).stop)
-        np.maximum.at(best_N, tree.parent[nodes], best_N[nodes])
-    model.node_rows[:, -1] = torch.from_numpy(best_N)  # the last entry of a query's state is 1
+    ranks_N = popularity_ranks(tree, events_of_items(prepared.interactions, prepared.split.train))
+    model.node_rows[:, -1] = torch.from_numpy(ranks_N)  # the last entry of a query's state is 1
     return model
 
 

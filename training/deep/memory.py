@@ -44,8 +44,8 @@ and comparisons publish, so neither can stand in for the other."""
 LEAST_SCORE = 1e-30
 LEAST_WEIGHT = 0.01
 """Positions of a history with less weight, relative to the last item's, are left out: each costs a row of S in every search."""
-FORMULA = ("row", "column", "power", "shrink", "user", "back", "decay", "window")
-"""Options that a bundle stores, so that live items get entries as trained items did, but for the scores of near items."""
+FORMULA = ("row", "column", "power", "shrink", "user", "back", "decay", "window", "near")
+"""Options that a bundle stores, so that live items get entries as trained items did, but for `near`, and folds count them again."""
 FIT_S = 300.0
 """Most seconds for choosing the neighbours' options. Most logs need less than a fifth; on larger logs fewer options are tried."""
 

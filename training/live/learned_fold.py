@@ -2,7 +2,7 @@
 
 The query encoder, the rows of trained items and of inner nodes, γ, λ, the weights of a history's positions, the repeat term and the
 calibration stay. An item that no training list has keeps its old memory entries, too, if its put operation states a count, from which they
-were made, or has no events. Where an entry exists twice, the larger one counts.
+were made, or has no events. Where an entry exists twice, the larger one counts. The rows of kind `neighbours` are made of the counts.
 
 Legend: J items of the fold.
 """
@@ -37,7 +37,8 @@ from ..live.fitted_rows import BACKGROUND, fitted_rows, mean_states
 from ..live.fold_log import FoldLog, fold_log, stated_counts
 from ..neighbours.cooccurrence import lists_of
 from ..neighbours.fit import WITHOUT_ORDER, fit_neighbours
-from ..specification.deep import DeepConfig
+from ..neighbours.popularity import popularity_ranks
+from ..specification.deep import DeepConfig, NeighboursConfig
 from ..specification.models import config_of
 from ..specification.splits import DateSplit, LastSplit
 
@@ -91,6 +92,10 @@ def learn_from_log(content: GraphContent, draft: ManifestDraft, lesson: Lesson) 
     lists = fold_log(lesson.split, journal, content.items, lesson.work)
     content = with_new_counts(content, lists, stated_counts(journal, content.items))
     config = config_of(draft, DeepConfig)
+    if isinstance(config, NeighboursConfig) and content.counts is not None:
+        rows_ND = np.array(content.stored_rows)
+        rows_ND[:, -1] = popularity_ranks(content.tree, content.counts.counts_I)
+        return replace(content, stored_rows=rows_ND)
     if not (isinstance(content.graphs.form, InnerProductForm) and config.is_softmax and draft.ranking.own == "logit"):
         log.info("rows of live items stay as they were placed: they are fitted for inner products that a softmax has trained")
         return content

@@ -30,15 +30,19 @@ from espalier.search import SearchParams
 from tests.training.commands import command
 from tests.training.live.test_fold import JournalOf, items_of, put
 from tests.training.logs import log_of, split_of
+from tests.training.runs import exported
 from tests.training.test_earlier import CLUSTERS, ITEMS, write_log
 from tests.training.test_earlier import trained as trained_model
 from training.data.splits import Split
+from training.deep.memory import MemorySource
 from training.live import fitted_rows as fitting
 from training.live import learned_fold
 from training.live.catalogue import JournalItems
 from training.live.fitted_rows import fitted_rows, mean_states
 from training.live.fold_log import fold_log, stated_counts
 from training.live.learned_fold import put_since_training, with_new_counts
+from training.neighbours.fit import WITHOUT_ORDER
+from training.neighbours.neighbour_lists import NeighbourLists
 
 Int64 = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -163,6 +167,20 @@ def test_entries_and_counts_are_those_of_the_lists_and_placed_ones_stay_where_th
     assert memory.value_of(2, 3) == 0, "no list holds both"
     assert memory.value_of(1, 4) == 5, "made with its count"
     assert memory.value_of(2, 5) == 3, "made without events"
+
+
+def test_items_with_similar_users_count_more_again_where_they_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    split = split_of(log_of([[0, 1], [1, 2], [0, 1, 3], [1, 2, 3], [4, 5], [4, 5], [0, 3], [1, 3]]), 6, 1, 1)
+    no_lists = NeighbourLists(np.zeros(7, np.int64), np.empty(0, np.int32), np.empty(0, np.float32), np.arange(6))
+    ids, entries, found = [f"i{item}" for item in range(6)], {(0, item): 1.0 for item in range(1, 6)}, []
+    for near in (0.0, 0.5):
+        formula = MemorySource(no_lists, 1.0, WITHOUT_ORDER | {"near": near}).memory(1, 1.0, 1).formula
+        assert formula is not None
+        monkeypatch.setattr(f"{__name__}.FORMULA", formula.model_copy(update={"unit": 0.5}))
+        (tmp_path / str(near)).mkdir()
+        _, memory = counted(tmp_path / str(near), split, items_of(put(1, "i5", events=(["i4"],))), ids, entries)
+        found.append(memory.value_of(0, 1))
+    assert found[0] < found[1]
 
 
 def test_no_item_is_taken_to_be_more_popular_than_the_most_popular_one(split: Split, tmp_path: Path) -> None:
@@ -352,6 +370,21 @@ def test_a_live_item_has_the_share_of_all_its_events_though_its_row_is_fitted_to
     ((_, _, events_I, share_I, _),) = seen
     assert events_I.tolist() == [4]
     assert_allclose(share_I, count / counts.counts_I.sum(), rtol=1e-6)
+
+
+def test_neighbours_answer_a_new_user_with_what_is_popular_in_the_log_of_the_fold(tmp_path: Path) -> None:
+    log = write_log(tmp_path / "log.csv")
+    bundle = exported({"kind": "neighbours", "name": "counted", "data": {"log": str(log)}}, tmp_path / "counted" / "1")
+    JournalOf(bundle).put("new", placed=False, events=(["item-1", f"item-{1 + CLUSTERS}"],), count=1)
+    new_users = [f"{kind}-{user},{item}" for kind, item in (("a", "item-7"), ("b", "new")) for user in range(900)]
+    (tmp_path / "today.csv").write_text(log.read_text() + "".join(f"{line}\n{line.split(',')[0]},item-5\n" for line in new_users))
+    outcome = command("fold", "--model", bundle.path, "--out", tmp_path / "counted" / "2", "--log", tmp_path / "today.csv")
+    assert outcome.status == 0, outcome.err
+    after = Bundle.open(tmp_path / "counted" / "2")
+    kind = after.manifest.query
+    assert isinstance(kind, HistoryKind)
+    found = open_engine(after, "cpu").search(pad_histories(kind, [np.empty(0, np.int64)]), SearchParams.uniform(1, 3, 3))
+    assert_array_equal(np.sort(found.item_rows_BM[0]), np.sort(after.items.rows_of(["item-5", "item-7", "new"])))
 
 
 @pytest.mark.parametrize("content", ["user,item\na,1\na,2\n", "other,columns\n1,2\n", ""])
