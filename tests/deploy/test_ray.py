@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Generator, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,7 +30,9 @@ from espalier.bundle import Bundle
 from espalier.errors import BundleNotFound
 from espalier.search import SearchParams
 from espalier.shards.messages import Pin, decode_answer, encode_query
+from service.http.api_keys import Keys
 from service.router.transport import MasksWanted, ReplicaFailed, Transport
+from tests.certificates import Authority
 from tests.service.shards.cutting import cut, pin_of, queries_of, query_for, whole_bundle
 
 SHARD = {"of": "books", "digest": "d" * 64, "index": 0, "count": 2, "engine": "compiled-cpu"}
@@ -371,6 +374,33 @@ def test_replicas_look_for_new_versions_and_live_items_have_one_writer(monkeypat
             arguments(ingress=several)
 
 
+def test_a_write_key_of_the_file_of_keys_is_one_too(tmp_path: Path) -> None:
+    file = tmp_path / "keys.toml"
+    for role in ("admin", "write"):
+        file.write_text(f'[[keys]]\nname = "a"\nkey = "a-key-of-sixteen-characters"\nrole = "{role}"\n')
+        given = {"replicas": 2, "settings": {"keys_file": str(file)}}
+        with pytest.raises(ValidationError, match=r"ingress\.replicas: got several") if role == "write" else nullcontext():
+            arguments(ingress=given)
+
+
+def test_no_held_out_query_is_shown_where_other_machines_may_reach_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ESPALIER_HOST", "127.0.0.1")
+    assert not Keys(settings_of(arguments().ingress_settings())).shows_all
+    monkeypatch.setenv("ESPALIER_OPEN", "1")
+    assert Keys(settings_of(arguments().ingress_settings())).shows_all
+
+
+def test_settings_that_would_protect_nothing_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pair = Authority(tmp_path).signs("service")
+    tls = {"tls_certificate": str(pair.certificate), "tls_key": str(pair.key)}
+    for refused, values in (("admin_address", {"admin_address": "127.0.0.1:8001"}), ("tls_certificate", tls)):
+        with monkeypatch.context() as patch:
+            for name, value in values.items():
+                patch.setenv(f"ESPALIER_{name.upper()}", value)
+            with pytest.raises(ValidationError, match=f"got ESPALIER_{refused.upper()}, expected none"):
+                arguments()
+
+
 @pytest.mark.parametrize(
     ("given", "says"),
     [
@@ -381,6 +411,7 @@ def test_replicas_look_for_new_versions_and_live_items_have_one_writer(monkeypat
         ({"shards": [SHARDS, SHARDS]}, "books-shards-0"),
         ({"shards": [SHARDS | {"settings": {"treads": 2}}]}, "shards.0.settings: treads: expected no such key"),
         ({"shards": [SHARDS], "settings": {"timeout_ms": 0}}, "timeout_ms"),
+        ({"shards": [SHARDS], "settings": {"store": "s3://a"}}, "shards.0.settings: store: got that of the whole bundles"),
         ({"shards": [SHARDS], "router": {"hedge": 2}}, "router.hedge"),
         (  # Ray logs it
             {"shards": [SHARDS], "ingress": {"settings": {"admin_keys": "a-key-of-sixteen-characters"}}},
