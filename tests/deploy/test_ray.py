@@ -22,15 +22,18 @@ pytest.importorskip("ray", reason="Ray is not installed: pip install 'espalier[r
 from ray.exceptions import ActorUnavailableError
 from ray.serve.schema import ServeDeploySchema
 
+from deploy.ray import ingress
 from deploy.ray.app import build
 from deploy.ray.arguments import POLL_S, Arguments, settings_of
 from deploy.ray.handles import KEPT_S, HandleTransport
+from deploy.ray.ingress import Ingress
 from deploy.ray.shard import NotLoaded, Shard
 from espalier.bundle import Bundle
 from espalier.errors import BundleNotFound
 from espalier.search import SearchParams
 from espalier.shards.messages import Pin, decode_answer, encode_query
 from service.http.api_keys import Keys
+from service.models.registry import Registry
 from service.router.transport import MasksWanted, ReplicaFailed, Transport
 from tests.certificates import Authority
 from tests.service.shards.cutting import cut, pin_of, queries_of, query_for, whole_bundle
@@ -305,6 +308,30 @@ def test_a_replica_is_not_there_where_nothing_can_serve(started: Started, tmp_pa
     damaged.path.joinpath("nodes.safetensors").write_bytes(b"damaged")
     with pytest.raises(NotLoaded, match=r"0 version 1: failed: .*nodes\.safetensors"):
         started.runner.run(constructed(tmp_path, 0))
+
+
+def test_ray_sends_a_new_ingress_no_requests_before_its_models_are_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits for them at most PATIENCE_S."""
+    whole_bundle(tmp_path, "product")
+    reasons = ["books version 1: loading"]
+    monkeypatch.setattr(Registry, "not_ready", lambda _: reasons)
+
+    async def started() -> None:
+        app = Ingress({"books-shards-0": Deployment()}, {"models": tmp_path}, {}).__serve_build_asgi_app__()
+        async with app.router.lifespan_context(app):
+            pass
+
+    async def begins() -> None:
+        starting = asyncio.create_task(started())
+        await asyncio.sleep(0.5)
+        assert not starting.done()
+        reasons.clear()
+        await starting
+
+    asyncio.run(begins())
+    reasons.append("books version 1: failed")
+    monkeypatch.setattr(ingress, "PATIENCE_S", 0.1)
+    asyncio.run(started())
 
 
 # -- what app.yaml may say, and what it makes of the service and of Ray. Nothing of Ray is started ------------------------
