@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, field_validator, model_validator
 
 from espalier.errors import expectation
+from service.keys_file import read_keys
 from service.router.config import Patience
 from service.settings import Settings
 
@@ -16,6 +17,9 @@ MAX_SHARDS = 1024
 MAX_REPLICAS = 1024
 POLL_S = 2.0
 """Seconds between two scans for new versions, unless a setting says otherwise. Admin requests cannot reach each of many replicas."""
+
+EVERYWHERE = "0.0.0.0"
+"""The ingress cannot know where Ray listens, so it takes it that other machines reach it: `private` routes need a key, or ESPALIER_OPEN."""
 
 
 class _Checked(BaseModel):
@@ -110,19 +114,25 @@ class Arguments(_Checked):
 
     @model_validator(mode="after")
     def _valid_settings(self) -> Arguments:
-        for index, group in enumerate(self.shards):
-            _check(f"shards.{index}.settings", self.shard_settings(group, 0))
         ingress = _check("ingress.settings", self.ingress_settings())
-        if ingress.write_keys and (self.ingress.replicas > 1 or self.ingress.autoscale is not None):
+        for name in ("admin_address", "tls_certificate"):
+            if getattr(ingress, name) is not None:
+                raise ValueError(f"ingress.settings: got ESPALIER_{name.upper()}, expected none: Ray listens, in plain HTTP at one address")
+        for index, group in enumerate(self.shards):
+            shard = _check(f"shards.{index}.settings", self.shard_settings(group, 0))
+            if shard.store is not None and shard.store == ingress.store:
+                raise ValueError(f"shards.{index}.settings: store: got that of the whole bundles, expected that of these shards")
+        takes_writes = ingress.write_keys or (ingress.keys_file and any(key.role == "write" for key in read_keys(ingress.keys_file)))
+        if takes_writes and (self.ingress.replicas > 1 or self.ingress.autoscale is not None):
             raise ValueError(
-                "ingress.replicas: got several, expected 1 where ESPALIER_WRITE_KEYS is set: a put reaches one replica, and the others "
+                "ingress.replicas: got several, expected 1 where there are write keys: a put reaches one replica, and the others "
                 "would answer without it"
             )
         return self
 
     def ingress_settings(self) -> Mapping[str, Any]:
         """The settings of the ingress in this file; others come from the environment."""
-        return {"threads": self.ingress.threads, **self.settings, **self.ingress.settings, "models": self.models}
+        return {"threads": self.ingress.threads, **self.settings, **self.ingress.settings, "models": self.models, "host": EVERYWHERE}
 
     def shard_settings(self, group: Shards, index: int) -> Mapping[str, Any]:
         return {"threads": group.threads, **self.settings, **group.settings, "models": group.folder, "shard": index}

@@ -5,7 +5,9 @@ Ray's proxies forward requests to it, or Ray's HAProxy connections. The service'
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from fastapi import FastAPI
@@ -18,6 +20,11 @@ from service.watch import logs
 
 from ..ray.arguments import settings_of
 from ..ray.handles import HandleTransport
+
+LOOK_S = 0.05
+"""Seconds between two checks whether the models are ready."""
+PATIENCE_S = 60.0
+"""How long Ray sends a new replica no requests while models are not ready. Then it serves those that are; /readyz says what is not."""
 
 
 class Ingress:
@@ -34,7 +41,20 @@ class Ingress:
         warn_of_unknown_settings(settings)
         config = RouterConfig(**self._router).model_copy(update={"shards": tuple(self._shards)})  # names, not URLs
         make_ready()
-        self._app = create_router(settings, config, HandleTransport(self._shards))
+        app = create_router(settings, config, HandleTransport(self._shards))
+        router_lifespan = app.router.lifespan_context
+
+        @asynccontextmanager
+        async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+            async with router_lifespan(app):
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(PATIENCE_S):
+                        while app.state.service.registry.not_ready():
+                            await asyncio.sleep(LOOK_S)
+                yield
+
+        app.router.lifespan_context = lifespan
+        self._app = app
         return self._app
 
     def check_health(self) -> None:

@@ -72,7 +72,7 @@ class Objects:
             raise StoreMissing(f"{self.url}: no such folder")
         try:
             if self._folder is not None:
-                self._store: Any = from_url(self.url, mkdir=create)
+                self._store: Any = from_url(self.url, mkdir=create, automatic_cleanup=True)
             else:
                 silence_s = WRITE_S if create else READ_S
                 client: Any = {"allow_http": True, "connect_timeout": "5s", "read_timeout": f"{silence_s}s", "timeout": "30m"}

@@ -343,7 +343,7 @@ class JournalThread:
 
     def _catch_up(self) -> None:
         """Apply the operations that other processes have committed."""
-        self._catch_up_queued = False
+        self._catch_up_queued, before = False, self.applied
         try:
             if not self._apply_messages():
                 end = self.journal.last_sequence()
@@ -355,7 +355,7 @@ class JournalThread:
             self._remark(str(error))
             self._unreadable = True
             return
-        if self._unreadable:
+        if self._unreadable or self.applied > before:  # others can write
             self._remark(None)
 
     def _forget_erased(self) -> None:

@@ -167,6 +167,7 @@ class Follower:
             self._workers.write_again()
             self._metrics.measure_queues()
             self._metrics.measure_process()
+            self._metrics.measure_disk()
 
     def _look(self, entry: Entry) -> None:
         if entry.disk.is_changing:

@@ -1,9 +1,9 @@
 """Follows a store: downloads the versions that should serve, and serving.json, into the models folder, where follower.py follows them.
 
-One process of a host does so at a time, the one that locks the models folder. Through the run folder it tells the other workers what it
-waits for. Versions on this host go on serving while the store is away. Versions that came from a store are replaced if this one has them
-with other content. They are deleted if it has them no more, or if nobody needs them. Knows versions and desired state. Does not know
-engines or requests.
+One process of a host does so at a time, the one that locks the models folder; of services with ESPALIER_SHARD, one for each shard. Through
+the run folder it tells the other workers what it waits for. Versions on this host go on serving while the store is away. Versions that came
+from a store are replaced if this one has them with other content. They are deleted if it has them no more, or if nobody needs them. Knows
+versions and desired state. Does not know engines or requests.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ class StoreMirror(HostThread):
     """
 
     def __init__(self, settings: Settings, url: str, metrics: Metrics, workers: Workers, follower: Follower) -> None:
-        super().__init__("store", settings.models / LOCK, f"models follow the store {url}")
+        lock = LOCK if settings.shard is None else f"{LOCK}-{settings.shard}"
+        super().__init__("store", settings.models / lock, f"models follow the store {url}")
         self._settings, self._url, self._workers, self._follower = settings, url, workers, follower
         self._metrics = metrics
         for reason in REASONS.values():
@@ -162,7 +163,7 @@ class StoreMirror(HostThread):
             log.info("the store answers again")
         self._heard()
         for folder in {path.parent for path in self._folder.glob(f"*/{FETCH}*")}:
-            if folder.name not in models:
+            if self._is_own(folder.name) and folder.name not in models:
                 drop_unfinished(folder, set())
         unstored = {name for name in self._follower.entries if name not in models and _downloaded_versions(self._folder / name)}
         for name in sorted(unstored - self._unstored):
@@ -181,9 +182,12 @@ class StoreMirror(HostThread):
         self._pause(failed)
 
     def _find_models(self, store: Objects) -> dict[str, StoredModel]:
-        """The models of the store; with ESPALIER_SHARD, only the model of that shard."""
-        models, shard = find_models(store), self._settings.shard
-        return models if shard is None else {name: stored for name, stored in models.items() if name == str(shard)}
+        """This service's models in the store."""
+        return {name: stored for name, stored in find_models(store).items() if self._is_own(name)}
+
+    def _is_own(self, name: str) -> bool:
+        """Whether this process follows a model; with ESPALIER_SHARD, only that of the shard."""
+        return self._settings.shard is None or name == str(self._settings.shard)
 
     def _heard(self) -> None:
         self._answered = time.monotonic()

@@ -184,8 +184,9 @@ class Metrics:
         self._watches_gpus = True
 
     def watch_disk(self, folder: Path) -> None:
-        """Measure the disk of a folder at each scrape."""
+        """Measure the disk of a folder now and at each scrape. Each worker must measure it often: the lowest of their numbers counts."""
         self._disk = folder
+        self.measure_disk()
 
     def measure_disk(self) -> None:
         """Measure the free space of the folder's file system. If the folder is gone, the last values stay."""

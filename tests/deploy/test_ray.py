@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Generator, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,15 +22,20 @@ pytest.importorskip("ray", reason="Ray is not installed: pip install 'espalier[r
 from ray.exceptions import ActorUnavailableError
 from ray.serve.schema import ServeDeploySchema
 
+from deploy.ray import ingress
 from deploy.ray.app import build
 from deploy.ray.arguments import POLL_S, Arguments, settings_of
 from deploy.ray.handles import KEPT_S, HandleTransport
+from deploy.ray.ingress import Ingress
 from deploy.ray.shard import NotLoaded, Shard
 from espalier.bundle import Bundle
 from espalier.errors import BundleNotFound
 from espalier.search import SearchParams
 from espalier.shards.messages import Pin, decode_answer, encode_query
+from service.http.api_keys import Keys
+from service.models.registry import Registry
 from service.router.transport import MasksWanted, ReplicaFailed, Transport
+from tests.certificates import Authority
 from tests.service.shards.cutting import cut, pin_of, queries_of, query_for, whole_bundle
 
 SHARD = {"of": "books", "digest": "d" * 64, "index": 0, "count": 2, "engine": "compiled-cpu"}
@@ -304,6 +310,30 @@ def test_a_replica_is_not_there_where_nothing_can_serve(started: Started, tmp_pa
         started.runner.run(constructed(tmp_path, 0))
 
 
+def test_ray_sends_a_new_ingress_no_requests_before_its_models_are_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits for them at most PATIENCE_S."""
+    whole_bundle(tmp_path, "product")
+    reasons = ["books version 1: loading"]
+    monkeypatch.setattr(Registry, "not_ready", lambda _: reasons)
+
+    async def started() -> None:
+        app = Ingress({"books-shards-0": Deployment()}, {"models": tmp_path}, {}).__serve_build_asgi_app__()
+        async with app.router.lifespan_context(app):
+            pass
+
+    async def begins() -> None:
+        starting = asyncio.create_task(started())
+        await asyncio.sleep(0.5)
+        assert not starting.done()
+        reasons.clear()
+        await starting
+
+    asyncio.run(begins())
+    reasons.append("books version 1: failed")
+    monkeypatch.setattr(ingress, "PATIENCE_S", 0.1)
+    asyncio.run(started())
+
+
 # -- what app.yaml may say, and what it makes of the service and of Ray. Nothing of Ray is started ------------------------
 
 
@@ -371,6 +401,33 @@ def test_replicas_look_for_new_versions_and_live_items_have_one_writer(monkeypat
             arguments(ingress=several)
 
 
+def test_a_write_key_of_the_file_of_keys_is_one_too(tmp_path: Path) -> None:
+    file = tmp_path / "keys.toml"
+    for role in ("admin", "write"):
+        file.write_text(f'[[keys]]\nname = "a"\nkey = "a-key-of-sixteen-characters"\nrole = "{role}"\n')
+        given = {"replicas": 2, "settings": {"keys_file": str(file)}}
+        with pytest.raises(ValidationError, match=r"ingress\.replicas: got several") if role == "write" else nullcontext():
+            arguments(ingress=given)
+
+
+def test_no_held_out_query_is_shown_where_other_machines_may_reach_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ESPALIER_HOST", "127.0.0.1")
+    assert not Keys(settings_of(arguments().ingress_settings())).shows_all
+    monkeypatch.setenv("ESPALIER_OPEN", "1")
+    assert Keys(settings_of(arguments().ingress_settings())).shows_all
+
+
+def test_settings_that_would_protect_nothing_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pair = Authority(tmp_path).signs("service")
+    tls = {"tls_certificate": str(pair.certificate), "tls_key": str(pair.key)}
+    for refused, values in (("admin_address", {"admin_address": "127.0.0.1:8001"}), ("tls_certificate", tls)):
+        with monkeypatch.context() as patch:
+            for name, value in values.items():
+                patch.setenv(f"ESPALIER_{name.upper()}", value)
+            with pytest.raises(ValidationError, match=f"got ESPALIER_{refused.upper()}, expected none"):
+                arguments()
+
+
 @pytest.mark.parametrize(
     ("given", "says"),
     [
@@ -381,6 +438,7 @@ def test_replicas_look_for_new_versions_and_live_items_have_one_writer(monkeypat
         ({"shards": [SHARDS, SHARDS]}, "books-shards-0"),
         ({"shards": [SHARDS | {"settings": {"treads": 2}}]}, "shards.0.settings: treads: expected no such key"),
         ({"shards": [SHARDS], "settings": {"timeout_ms": 0}}, "timeout_ms"),
+        ({"shards": [SHARDS], "settings": {"store": "s3://a"}}, "shards.0.settings: store: got that of the whole bundles"),
         ({"shards": [SHARDS], "router": {"hedge": 2}}, "router.hedge"),
         (  # Ray logs it
             {"shards": [SHARDS], "ingress": {"settings": {"admin_keys": "a-key-of-sixteen-characters"}}},

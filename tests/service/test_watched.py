@@ -20,6 +20,7 @@ from service.models.worker_progress import Workers
 from service.settings import Settings
 from service.watch import process_usage
 from service.watch.metrics import Metrics
+from tests.service.models.registry import run as run_registry
 from tests.service.probing import sample
 from tests.service.running import Running, run
 from tests.waiting import until
@@ -93,6 +94,20 @@ def test_the_disk_of_the_models_folder_is_measured_at_each_scrape(tmp_path: Path
     monkeypatch.undo()
     metrics.watch_disk(tmp_path / "gone")
     assert sample(metrics.render().decode(), "espalier_models_disk_free_bytes") == 20
+
+
+def test_a_worker_that_is_not_scraped_measures_the_disk_too(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    free = [30]
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: (100, 0, free[0]))
+    with run_registry(models) as running:
+
+        def measured() -> float:
+            (family,) = running.metrics.gauges["espalier_models_disk_free_bytes"].collect()
+            return family.samples[0].value
+
+        assert measured() == 30
+        free[0] = 20
+        until(lambda: measured() == 20)
 
 
 def test_gpu_memory_is_asked_for_at_each_scrape(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

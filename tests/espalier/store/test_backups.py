@@ -242,6 +242,8 @@ def test_the_newest_backups_and_the_last_of_each_of_seven_days_stay(files: Objec
     prune(files, "books", keep=3)
     assert find_backups(files, "books") == sorted([*of_days[5::2], *of_today[-3:]])[-9:]
     assert len(list(files.list("backups", 100))) == 18
+    folder = Path(files.url.removeprefix("file://")) / BACKUPS / "books"
+    assert len([*folder.iterdir()]) == 9, "no empty folder of an old backup stays"
 
 
 def test_half_a_backup_is_not_seen_and_goes_after_a_day(files: Objects, books: Path) -> None:

@@ -265,6 +265,18 @@ def test_what_was_known_already_says_nothing_of_what_came_after_it(follows: tupl
     until(lambda: thread.applied == 2)
 
 
+def test_a_worker_that_could_not_write_sees_by_others_commits_that_it_can(follows: tuple[JournalThread, Journal, Notices]) -> None:
+    thread, others, notices = follows
+    for item, is_told in (("one", True), ("two", False)):
+        thread.call(lambda: thread._remark("books/live.db: no room"))
+        thread.look()
+        thread.call(lambda: None)
+        assert thread.reason == "books/live.db: no room"
+        message = written(others, item)
+        notices._look("books", message if is_told else b"")
+        until(lambda: thread.reason is None)
+
+
 @pytest.mark.parametrize("told", [[0, 2], [1, 2], [2], [0, None], [0, b"?"], [0, b"[]", 1]], ids=str)
 def test_the_journal_is_read_where_not_all_was_told(follows: tuple[JournalThread, Journal, Notices], told: list[Any]) -> None:
     thread, others, notices = follows

@@ -427,10 +427,16 @@ def test_a_shard_has_the_two_highest_versions_and_no_other_shard(store: Objects,
     for version in (1, 2, 3):
         shards = cut(whole_bundle(tmp_path / "whole", version=version, seed=version), tmp_path / "cut")
         publish(store, [shard.path for shard in shards])
+    of_a_third = cache / "2" / f"{FETCH}1"
+    of_a_third.mkdir(parents=True)
     with run(cache, store=store.url, store_poll_s=POLL_S, shard=1) as running:
         ready(running)
         until(lambda: {*running.registry.entry("1").ready} == {2, 3})
         assert find_versions(cache) == {"1": (2, 3)}
+        with run(cache, store=store.url, store_poll_s=POLL_S, shard=0) as other:  # on the same host, with the same folder
+            ready(other)
+            until(lambda: {*other.registry.entry("0").ready} == {2, 3})
+    assert of_a_third.is_dir()
 
 
 def test_a_version_of_another_store_is_replaced_while_it_serves(
