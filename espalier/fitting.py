@@ -25,7 +25,7 @@ from espalier.wording import in_python
 
 @in_python()
 def fit(
-    data: Any,
+    log: Any,
     *,
     user: str | None = None,
     item: str | None = None,
@@ -41,7 +41,7 @@ def fit(
 ) -> Model:
     """Train a model on a log, one interaction a row, or one query text with the item that it led to.
 
-    data     a data frame of pandas or polars, a table of Arrow, or the path of a file that `espalier new` reads
+    log      a data frame of pandas or polars, a table of Arrow, or the path of a file that `espalier new` reads
     user, item, time, query  its columns: `user` and `item` of histories, `query` and `item` of texts. Without `time` the rows are in order;
              "none": they have no order
     items    columns of the items, `id` among them, to filter by and to show
@@ -50,7 +50,8 @@ def fit(
              `minutes`, it is, and takes the configured number of steps. Kinds without training steps ignore `minutes`
     out      models/NAME/VERSION to write; the default is a temporary folder that is deleted with the model (`Model.save` keeps it)
     device   where to train
-    options  keys of the configuration, as `espalier options KIND` lists them: refit=False, optimiser={"steps": 500}
+    options  keys of the configuration, as `espalier options KIND` lists them: refit=False, optimiser={"steps": 500},
+             data={"split": {"kind": "last"}}
     Raises InvalidInput, InvalidData or InvalidConfig, which name the wrong value, and MissingExtra if the trainer is not installed.
     """
     if minutes is not None and not (isinstance(minutes, int | float) and 0 < minutes < math.inf):
@@ -64,16 +65,16 @@ def fit(
         if out is not None:
             trainer("versions").new_version(Path(out))
         version_folder = folder / "model" / "1" if out is None else Path(out)
-        log = as_file("data", data, folder)
+        log_file = as_file("log", log, folder)
         log_columns = columns | {"time": time or ("file" if user is not None else None)}
-        file = trainer("new_configuration").write_configuration(log, folder / "model.toml", True, kind, log_columns)
+        file = trainer("new_configuration").write_configuration(log_file, folder / "model.toml", True, kind, log_columns)
         raw = tomllib.loads(file.read_text()) | {"seed": seed}
         for name, keys in options.items():
             raw[name] = raw.get(name, {}) | dict(keys) if isinstance(keys, Mapping) else keys
         if items is not None:
             raw["data"]["items"] = str(as_file("items", items, folder, "items"))  # named so in messages
         config = trainer("specification.models").SPECIFICATION.checked(raw)
-        model = Model(_trained(config, version_folder, device, minutes), frame=frame_like(data))
+        model = Model(_trained(config, version_folder, device, minutes), frame=frame_like(log))
         model.owns(folder)
         return model
 

@@ -41,7 +41,9 @@ def fitted() -> Model:
 def test_a_table_of_items_is_read_as_data_items_are(tmp_path: Path) -> None:
     ids = [f"i{g}-{i}" for g in range(GROUPS) for i in range(OF_GROUP)]
     (tmp_path / "items.csv").write_text("ID,zip,made\n" + "".join(f"{item},{n:05},2020-01-{n % 28 + 1:02}\n" for n, item in enumerate(ids)))
-    model = espalier.fit(log(), user="user", item="item", time="at", items=tmp_path / "items.csv", kind="neighbours")
+    split = {"kind": "last"}
+    model = espalier.fit(log(), user="user", item="item", time="at", items=tmp_path / "items.csv", kind="neighbours", data={"split": split})
+    assert model.bundle.manifest.training["data"]["split"]["kind"] == "last"
     found = model.search([["i0-1"]], m=3, filter={"zip": ["00007"], "made": ["2020-01-08"]}, fields=["zip", "made"])
     assert found["item"].to_list() == [ids[7]]
     assert found.row(0, named=True) | {"zip": "00007", "made": "2020-01-08"} == found.row(0, named=True)
@@ -97,7 +99,7 @@ def test_what_is_wrong_is_named_and_leaves_nothing(tmp_path: Path, temporary: Pa
             espalier.fit(log(), user="user", item="item", minutes=minutes)  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match="item: got 1, expected the name of a column"):
         espalier.fit(log(), user="user", item=1)  # type: ignore[arg-type]
-    with pytest.raises(InvalidInput, match="data"):
+    with pytest.raises(InvalidInput, match=r"^log: "):
         espalier.fit([["a", "b"]], user="user", item="item")
     with pytest.raises(InvalidInput, match="data frame: got 'no rows', expected events"):
         espalier.fit(log().head(0), user="user", item="item")

@@ -36,7 +36,7 @@ from ..data.xmc import LabelledPoints
 from ..linear.fit import fit_linear
 from ..retrieval.task import NO_DEADLINE
 from ..retrieval.tuning import Option, Options, geometric_mean, search
-from ..specification.linear import AUTO, LinearOptions
+from ..specification.linear import AUTO, UNCHOSEN_GAMMA, LinearOptions
 
 log = logging.getLogger(__name__)
 
@@ -102,11 +102,20 @@ class Trial:
         return {"cost": self.cost, "gamma": self.gamma, "quality": round(self.quality, 5), "at_beam": beams[0], "at_wide_beam": beams[1]}
 
 
-def choose(data: LabelledPoints, tree_of: TreeOf, options: LinearOptions, beam_size: int, threads: int = 1, seed: int = 0) -> Choice:
+def choose(
+    data: LabelledPoints,
+    tree_of: TreeOf,
+    options: LinearOptions,
+    beam_size: int,
+    threads: int = 1,
+    seed: int = 0,
+    unchosen_gamma: float = UNCHOSEN_GAMMA,
+) -> Choice:
     """The options with C and γ chosen where they are "auto".
 
-    tree_of    builds the tree of a trial from its training points alone: held-out points must not shape it
-    beam_size  the default beam size in serving
+    tree_of         builds the tree of a trial from its training points alone: held-out points must not shape it
+    beam_size       the default beam size in serving
+    unchosen_gamma  γ if too few points can be held out
     """
     if AUTO not in (options.cost, options.gamma):
         return Choice(options, None)
@@ -115,7 +124,7 @@ def choose(data: LabelledPoints, tree_of: TreeOf, options: LinearOptions, beam_s
     position_pairs = list(_folds(data.unseen, len(data), seed))
     held_out_count = sum(len(held_positions) for held_positions, _ in position_pairs)
     if held_out_count < LEAST_HELD_OUT:
-        defaults = {"cost": options.known_cost, "gamma": options.ranking.gamma}
+        defaults = {"cost": options.known_cost, "gamma": unchosen_gamma if options.gamma == AUTO else options.gamma}
         log.info("too few points to choose by (%d of %d could be held out): C = %g, γ = %g", held_out_count, len(data), *defaults.values())
         return Choice(options.model_copy(update=defaults), None)
     fold_data = []

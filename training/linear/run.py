@@ -35,7 +35,7 @@ from ..linear.stacking_examples import Train
 from ..linear.stacking_tables import Weighing
 from ..live.run_journal import read_run_journal
 from ..run_files import check_identity, file_digests, stored_tree
-from ..specification.linear import LinearConfig
+from ..specification.linear import UNCHOSEN_GAMMA, UNTRAINED_GAMMA, LinearConfig
 from ..trees.hierarchical_kmeans import hierarchical_kmeans
 from ..versions import run_folder
 
@@ -80,7 +80,8 @@ def fit_and_export(config: LinearConfig, out: Path, work: Path, threads: int | N
         labels, centroids = label_features(points, prepared.own_texts, config.linear)
         return hierarchical_kmeans(labels, branching, max_leaf, config.seed, threads), centroids
 
-    choice = _choose_or_read(config, prepared, tree_of, threads, work / CHOSEN)
+    unchosen_gamma = UNTRAINED_GAMMA if config.tree.has_small_clusters(len(prepared.items), is_root_trained) else UNCHOSEN_GAMMA
+    choice = _choose_or_read(config, prepared, tree_of, threads, unchosen_gamma, work / CHOSEN)
     log.info("C = %g, γ = %g, %.1f s after the start", choice.options.known_cost, choice.options.ranking.gamma, time.perf_counter() - begin)
 
     def grow_trees(points: LabelledPoints, level_folder: Path | None = None) -> list[TreeChunks]:
@@ -127,13 +128,13 @@ def folder_of_tree(work: Path, number: int) -> Path:
     return folder
 
 
-def _choose_or_read(config: LinearConfig, prepared: Prepared, tree_of: TreeOf, threads: int, file: Path) -> Choice:
+def _choose_or_read(config: LinearConfig, prepared: Prepared, tree_of: TreeOf, threads: int, unchosen_gamma: float, file: Path) -> Choice:
     """C and γ, chosen or read from the file of a run that was killed after it had chosen them."""
     if file.is_file():
         stored = json.loads(file.read_text())
         return Choice(config.linear.model_copy(update=stored["options"]), stored["report"])
 
-    choice = choose(prepared.train, tree_of, config.linear, config.search.beam_size, threads, config.seed)
+    choice = choose(prepared.train, tree_of, config.linear, config.search.beam_size, threads, config.seed, unchosen_gamma)
     chosen = {"cost": choice.options.cost, "gamma": choice.options.gamma}
     with atomic_write(file) as part:
         part.write_text(json.dumps({"options": chosen, "report": choice.report}))
