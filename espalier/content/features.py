@@ -80,7 +80,9 @@ class ContentFeatures:
         return len(self.of([fields]).indices) > 1
 
     def _known(self, hashes: Sequence[int]) -> Array:
-        """int64, ascending, each once: the numbers of the known values among some hashes, without those of all items, whose weight is 0."""
+        """int64, ascending, each once: the numbers of the known values among some hashes, without those of all items but one at most, whose
+        weight is 0.
+        """
         if not len(self._hash):
             return np.zeros(0, np.int64)
         sorted_hashes = np.unique(np.array(hashes, np.uint64))

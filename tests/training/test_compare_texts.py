@@ -231,7 +231,9 @@ def test_the_command_prints_rows_and_a_verdict_and_draws(tmp_path: Path) -> None
     assert all(part in said.out for part in ("bm25 ", "recipe ", texts.MADE))
     assert (tmp_path / "F.png").stat().st_size > 1000
     figures = read_figures(queries_file(tmp_path / "F.json"))
-    rows = json.loads((tmp_path / "F.json").read_text())["rows"]
+    report = json.loads((tmp_path / "F.json").read_text())
+    assert report["config"]["search"]["beam_size"] == 100, "the one that the tree had"
+    rows = report["rows"]
     assert len(rows) > 1
     for row in rows:
         of_queries = figures[row["method"], row["seed"], row["beam_size"]]

@@ -374,6 +374,7 @@ def test_nothing_is_chosen_by_texts_of_items(tmp_path: Path, caplog: pytest.LogC
     assert (bundle.manifest.ranking.gamma, bundle.manifest.data["tested"]) == (0.5, "made of words of the items")
     assert "figures will be of queries made of words of the items" in caplog.text
     assert "no stacking: 0 points with labels that are not texts of items, it takes 2000" in caplog.text
+    assert share_with_all_words(bundle) > 0.9
 
 
 @pytest.mark.parametrize("tree", [{}, {"branching": 128}, {"max_leaf": 32}])
@@ -385,6 +386,19 @@ def test_many_items_have_small_clusters_and_weigh_them_less(tmp_path: Path, tree
     assert (largest <= 8, bundle.manifest.ranking.gamma) == ((False, 0.5) if tree else (True, 0.15))
     assert bundle.manifest.search.beam_size == 100
     assert share_with_all_words(bundle) > 0.9
+
+
+def test_a_run_with_a_beam_for_the_number_of_items_is_another_one_than_with_a_named_beam(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = titled_items(tmp_path, 100, 0)
+    with monkeypatch.context() as patch:
+        patch.setattr("training.linear.run.export", lambda *arguments: (_ for _ in ()).throw(Killed))
+        with pytest.raises(Killed):
+            trained(tmp_path, raw)
+    with pytest.raises(InvalidConfig, match=r"--resume: .* changed: the configuration"):
+        trained(tmp_path, raw | {"search": {"beam_size": 10}}, resume=True)
+    assert trained(tmp_path, raw, resume=True).manifest.search.beam_size == 100
 
 
 def test_queries_of_the_log_are_held_out_and_texts_of_items_are_not(tmp_path: Path) -> None:

@@ -84,6 +84,7 @@ def compare_texts(
         _refuse_other_files(json_file)
     begin = time.monotonic()
     prepared = prepare(config)
+    config = config.with_beam(len(prepared.items))
     tests = questions_of(prepared)
     deadline = Deadline(None if seconds is None else begin + seconds)
     task = task_of(config, prepared, deadline)
@@ -222,7 +223,7 @@ def _tree_entry(name: str, config: LinearConfig, folder: Path, beams: Sequence[i
     bundle = fit_and_export(config, folder / config.name / "1", folder / "work")
     seconds = time.monotonic() - begin
     engine = opened.enter_context(closing(open_engine(bundle, "cpu")))
-    default_beam = None if bundle.tree.height == 1 else min(bundle.manifest.search.beam_size, bundle.tree.leaf_count)
+    default_beam = None if bundle.tree.height == 1 else min(config.search.beam_size, bundle.tree.leaf_count)
     size = sum(file.stat().st_size for file in bundle.path.rglob("*") if file.is_file())
     by_beam: dict[int | None, Fitted] = {
         beam: Fitted(partial(_answers, bundle, engine, 1 if beam is None else beam), {}, size, seconds)

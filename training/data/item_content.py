@@ -54,7 +54,7 @@ class ItemContent:
 
 
 def item_content(items: ItemTable, config: ContentConfig) -> ItemContent | None:
-    """The content of an item table by a configuration; None if it names no column, or "auto" finds no useful one.
+    """The content of an item table by a configuration; None if it names no column, or none distinguishes items.
 
     Raises InvalidConfig for a missing column, or one of another type.
     """

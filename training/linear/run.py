@@ -66,11 +66,11 @@ def fit_and_export(config: LinearConfig, out: Path, work: Path, threads: int | N
     begin = time.perf_counter()
     work.mkdir(exist_ok=True)
     run_journal = None if journal is None else read_run_journal(journal, work)
-    inputs = {"the configuration": config.model_dump_json(), "the journal": "" if run_journal is None else run_journal.identity}
+    inputs = {"the journal": "" if run_journal is None else run_journal.identity}
     inputs |= file_digests(config.data, "data")  # before reading: rows that are added meanwhile then show
     prepared = prepare(config, run_journal)
-    check_identity(work, inputs, resume=True)
     config = config.with_beam(len(prepared.items))
+    check_identity(work, inputs | {"the configuration": config.model_dump_json()}, resume=True)
     threads = threads or cores()
     is_root_trained = trains_root(prepared.train, config.linear)
     max_leaf = config.tree.leaf_of(len(prepared.items), prepared.train.points.shape[1], is_root_trained)

@@ -169,8 +169,9 @@ class LinearTree(Section):
         return MOST_CHILDREN if not is_trained and items <= MOST_CHILDREN * max_leaf else CHILDREN
 
     def has_small_clusters(self, items: int, is_trained: bool) -> bool:
-        """Whether the root holds clusters of fewer items than elsewhere, if it can hold so many. is_trained: whether it is."""
-        return self.branching == self.max_leaf == AUTO and not is_trained and items > FEW_ITEMS
+        """Whether the root holds clusters of fewer items than elsewhere. is_trained: whether it is."""
+        holds_many = FEW_ITEMS < items <= MOST_CHILDREN * ITEMS_OF_A_LEAF // 2
+        return self.branching == self.max_leaf == AUTO and not is_trained and holds_many
 
     def leaf_of(self, items: int, features: int, is_trained: bool) -> int:
         """Most items of a leaf cluster of a tree over so many items. is_trained: whether the root is."""
@@ -178,8 +179,10 @@ class LinearTree(Section):
             return self.max_leaf
         if self.count == 1 and items <= ITEMS_OF_ONE_NODE and items * features <= WEIGHTS_OF_ONE_NODE:
             return ITEMS_OF_ONE_NODE
-        max_leaf = LEAST_ITEMS_OF_A_LEAF if self.has_small_clusters(items, is_trained) else ITEMS_OF_A_LEAF
-        while max_leaf < ITEMS_OF_A_LEAF and items > MOST_CHILDREN * max_leaf:
+        if not self.has_small_clusters(items, is_trained):
+            return ITEMS_OF_A_LEAF
+        max_leaf = LEAST_ITEMS_OF_A_LEAF
+        while items > MOST_CHILDREN * max_leaf:
             max_leaf *= 2
         return max_leaf
 
@@ -188,8 +191,8 @@ LARGEST = 1e9
 """Limit of numbers that scale weights: products of larger ones exceed float32."""
 COST = auto_or(f"a number greater than 0, at most {LARGEST:g}", lambda cost: 0 < cost <= LARGEST)
 UNCHOSEN_COST, UNCHOSEN_GAMMA, UNTRAINED_GAMMA = 1.0, 0.5, 0.15
-"""C and γ if there are too few points to choose them, and before they are chosen; γ if there are too few, below a root that is not trained
-and holds all clusters of more than FEW_ITEMS items."""
+"""C and γ if there are too few points to choose them, and before they are chosen; γ if there are too few, and clusters are small
+(`has_small_clusters`)."""
 
 
 class LinearOptions(Section):
