@@ -530,7 +530,7 @@ def test_few_items_are_one_node() -> None:
 
 def test_clusters_are_small_where_nothing_is_trained() -> None:
     """Unless there are few items, or more clusters than the root holds."""
-    sizes = (1 << 14, (1 << 14) + 1, 1 << 18, (1 << 18) + 1, 1 << 19, (1 << 19) + 1, 1 << 24)
+    sizes = (1 << 14, (1 << 14) + 1, 1 << 18, (1 << 18) + 1, 1 << 19, 1 << 20, (1 << 20) + 1)
     assert [LinearTree().leaf_of(items, 1 << 20, is_trained=False) for items in sizes] == [32, 8, 8, 16, 16, 32, 32]
-    assert [LinearTree().has_small_clusters(items, is_trained=False) for items in sizes] == [False, True, True, True, True, False, False]
+    assert [LinearTree().holds_many_clusters(items, is_trained=False) for items in sizes] == [False, *[True] * 5, False]
     assert LinearTree().leaf_of(1 << 18, 10, is_trained=True) == LinearTree(branching=128).leaf_of(1 << 18, 10, is_trained=False) == 32

@@ -80,7 +80,7 @@ def fit_and_export(config: LinearConfig, out: Path, work: Path, threads: int | N
         labels, centroids = label_features(points, prepared.own_texts, config.linear)
         return hierarchical_kmeans(labels, branching, max_leaf, config.seed, threads), centroids
 
-    unchosen_gamma = UNTRAINED_GAMMA if config.tree.has_small_clusters(len(prepared.items), is_root_trained) else UNCHOSEN_GAMMA
+    unchosen_gamma = UNTRAINED_GAMMA if config.tree.holds_many_clusters(len(prepared.items), is_root_trained) else UNCHOSEN_GAMMA
     choice = _choose_or_read(config, prepared, tree_of, threads, unchosen_gamma, work / CHOSEN)
     log.info("C = %g, γ = %g, %.1f s after the start", choice.options.known_cost, choice.options.ranking.gamma, time.perf_counter() - begin)
 

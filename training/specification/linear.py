@@ -168,10 +168,10 @@ class LinearTree(Section):
             return self.branching
         return MOST_CHILDREN if not is_trained and items <= MOST_CHILDREN * max_leaf else CHILDREN
 
-    def has_small_clusters(self, items: int, is_trained: bool) -> bool:
-        """Whether the root holds clusters of fewer items than elsewhere. is_trained: whether it is."""
-        holds_many = FEW_ITEMS < items <= MOST_CHILDREN * ITEMS_OF_A_LEAF // 2
-        return self.branching == self.max_leaf == AUTO and not is_trained and holds_many
+    def holds_many_clusters(self, items: int, is_trained: bool) -> bool:
+        """Whether the root holds all leaf clusters of more than FEW_ITEMS items. is_trained: whether it is."""
+        is_large = FEW_ITEMS < items <= MOST_CHILDREN * ITEMS_OF_A_LEAF
+        return self.branching == self.max_leaf == AUTO and not is_trained and is_large
 
     def leaf_of(self, items: int, features: int, is_trained: bool) -> int:
         """Most items of a leaf cluster of a tree over so many items. is_trained: whether the root is."""
@@ -179,7 +179,7 @@ class LinearTree(Section):
             return self.max_leaf
         if self.count == 1 and items <= ITEMS_OF_ONE_NODE and items * features <= WEIGHTS_OF_ONE_NODE:
             return ITEMS_OF_ONE_NODE
-        if not self.has_small_clusters(items, is_trained):
+        if not self.holds_many_clusters(items, is_trained):
             return ITEMS_OF_A_LEAF
         max_leaf = LEAST_ITEMS_OF_A_LEAF
         while items > MOST_CHILDREN * max_leaf:
@@ -191,8 +191,8 @@ LARGEST = 1e9
 """Limit of numbers that scale weights: products of larger ones exceed float32."""
 COST = auto_or(f"a number greater than 0, at most {LARGEST:g}", lambda cost: 0 < cost <= LARGEST)
 UNCHOSEN_COST, UNCHOSEN_GAMMA, UNTRAINED_GAMMA = 1.0, 0.5, 0.15
-"""C and γ if there are too few points to choose them, and before they are chosen; γ if there are too few, and clusters are small
-(`has_small_clusters`)."""
+"""C and γ if there are too few points to choose them, and before they are chosen; γ if there are too few, and the root is not trained but
+holds many clusters."""
 
 
 class LinearOptions(Section):
