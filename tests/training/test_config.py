@@ -354,10 +354,14 @@ def test_every_number_has_to_be_finite(value: float) -> None:
 
 @pytest.mark.parametrize(
     ("search", "items", "beam_size"),
-    [({}, 9_000, 100), ({}, 40_000, 200), ({"max_beam_size": 60}, 9_000, 60), ({}, 2_000_000, 1000), ({"beam_size": 7}, 40_000, 7)],
+    [({}, 9_000, 100), ({}, 40_000, 200), ({"max_beam_size": 60}, 9_000, 60), ({}, 1_048_576, 1000), ({"beam_size": 7}, 40_000, 7)],
 )
 def test_own_texts_are_searched_with_a_beam_for_their_number(search: dict[str, int], items: int, beam_size: int) -> None:
     data = {"format": "log", "items": "items.parquet", "own_texts": ["title"]}
     config = LinearConfig.model_validate({"kind": "xr-linear", "name": "any", "data": data, "search": search})
-    assert config.with_beam(items).search.beam_size == beam_size
-    assert config.with_beam(items).with_beam(3 * items) == config.with_beam(items), "a bundle's configuration keeps its beam"
+    wide = config.with_beam(items, is_trained=True)
+    assert wide.search.beam_size == beam_size
+    assert wide.with_beam(3 * items, is_trained=True) == wide, "a bundle's configuration keeps its beam"
+    without = config.model_copy(update={"data": config.data.model_copy(update={"own_texts": ()})})
+    assert without.with_beam(items, is_trained=True) == without
+    assert without.with_beam(items, is_trained=False).search.beam_size == (beam_size if items > 16_384 else without.search.beam_size)

@@ -36,6 +36,7 @@ from ..compare.report import Key, Report, differences, fields_of, measure, new_r
 from ..compare.verdict import verdict
 from ..data.csr import Csr
 from ..data.query_logs import LabelledTexts
+from ..linear.fit import trains_root
 from ..linear.label_features import label_features
 from ..linear.own_texts import made_queries
 from ..linear.prepare import OF_ITEMS, OF_LOG, Prepared, prepare
@@ -84,7 +85,7 @@ def compare_texts(
         _refuse_other_files(json_file)
     begin = time.monotonic()
     prepared = prepare(config)
-    config = config.with_beam(len(prepared.items))
+    config = config.with_beam(len(prepared.items), trains_root(prepared.train, config.linear))
     tests = questions_of(prepared)
     deadline = Deadline(None if seconds is None else begin + seconds)
     task = task_of(config, prepared, deadline)

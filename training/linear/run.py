@@ -69,10 +69,10 @@ def fit_and_export(config: LinearConfig, out: Path, work: Path, threads: int | N
     inputs = {"the journal": "" if run_journal is None else run_journal.identity}
     inputs |= file_digests(config.data, "data")  # before reading: rows that are added meanwhile then show
     prepared = prepare(config, run_journal)
-    config = config.with_beam(len(prepared.items))
+    is_root_trained = trains_root(prepared.train, config.linear)
+    config = config.with_beam(len(prepared.items), is_root_trained)
     check_identity(work, inputs | {"the configuration": config.model_dump_json()}, resume=True)
     threads = threads or cores()
-    is_root_trained = trains_root(prepared.train, config.linear)
     max_leaf = config.tree.leaf_of(len(prepared.items), prepared.train.points.shape[1], is_root_trained)
     branching = config.tree.children_of(len(prepared.items), max_leaf, is_root_trained)
 

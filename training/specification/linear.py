@@ -298,11 +298,11 @@ class LinearSearch(SearchLimits):
     """Search defaults and limits of the exported model."""
 
     beam_size: int = Field(default=10, ge=1)
-    """beam size where a query names none; with `data.own_texts` the square root of the number of items, at least 100"""
+    """beam size where a query names none; with `data.own_texts` or many clusters below an untrained root √items, at least 100"""
     m: int = Field(default=10, ge=1)
 
 
-OWN_TEXTS_BEAM = 100
+LEAST_WIDE_BEAM = 100
 """Words occur in many clusters. Of 100,000 items, a beam of 100 misses a sixth of what a wide one finds, a beam of 300 a twentieth."""
 
 
@@ -329,11 +329,16 @@ class LinearConfig(Section):
         """The kinds of n-grams."""
         return self.text or (TextBlock(unit="word", n=1), TextBlock(unit="word", n=2), TextBlock(unit="char", n=3))
 
-    def with_beam(self, item_count: int) -> LinearConfig:
-        """This configuration with a beam for so many items, if it searches their own texts and `search` names none."""
-        if not isinstance(self.data, LogData) or not self.data.own_texts or "beam_size" in self.search.model_fields_set:
+    def with_beam(self, items: int, is_trained: bool) -> LinearConfig:
+        """This configuration with a wide beam for so many items, if words or many clusters ask for one and `search` names none.
+
+        is_trained  whether the root is
+        """
+        has_own_texts = isinstance(self.data, LogData) and bool(self.data.own_texts)
+        is_wide = has_own_texts or self.tree.holds_many_clusters(items, is_trained)
+        if not is_wide or "beam_size" in self.search.model_fields_set:
             return self
-        beam_size = min(max(OWN_TEXTS_BEAM, round(math.sqrt(item_count))), self.search.max_beam_size)
+        beam_size = min(max(LEAST_WIDE_BEAM, round(math.sqrt(items))), self.search.max_beam_size)
         return self.model_copy(update={"search": self.search.model_copy(update={"beam_size": beam_size})})
 
     @model_validator(mode="after")
