@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 from espalier.errors import InvalidConfig
 from tests import ROOT
 from tests.training.commands import command
-from training.specification.linear import LinearConfig
+from training.specification.linear import LinearConfig, TreeShape
 from training.specification.models import SPECIFICATION, deep_config, read_config, read_deep_config, window_config
 from training.specification.options import as_markdown, as_text, kinds, options, section_of
 from training.specification.ranker import ranker_config
@@ -359,9 +359,10 @@ def test_every_number_has_to_be_finite(value: float) -> None:
 def test_own_texts_are_searched_with_a_beam_for_their_number(search: dict[str, int], items: int, beam_size: int) -> None:
     data = {"format": "log", "items": "items.parquet", "own_texts": ["title"]}
     config = LinearConfig.model_validate({"kind": "xr-linear", "name": "any", "data": data, "search": search})
-    wide = config.with_beam(items, is_trained=True)
-    assert wide.search.beam_size == beam_size
-    assert wide.with_beam(3 * items, is_trained=True) == wide, "a bundle's configuration keeps its beam"
+    shape = TreeShape(128, 32, is_wide=False)
+    with_beam = config.with_beam(items, shape)
+    assert with_beam.search.beam_size == beam_size
+    assert with_beam.with_beam(3 * items, shape) == with_beam, "a bundle's configuration keeps its beam"
     without = config.model_copy(update={"data": config.data.model_copy(update={"own_texts": ()})})
-    assert without.with_beam(items, is_trained=True) == without
-    assert without.with_beam(items, is_trained=False).search.beam_size == (beam_size if items > 16_384 else without.search.beam_size)
+    assert without.with_beam(items, shape) == without
+    assert without.with_beam(items, shape._replace(is_wide=True)).search.beam_size == beam_size

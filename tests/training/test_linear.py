@@ -513,24 +513,27 @@ def test_a_trial_of_many_points_learns_from_a_quarter_and_from_all_texts_of_item
 
 def test_clusters_are_children_of_the_root_where_nothing_is_trained() -> None:
     """Unless there are more clusters than a root holds: some nodes below it could then be trained, with too many children for memory."""
-    assert LinearTree().children_of(1 << 20, 32, is_trained=True) == 128
-    assert LinearTree().children_of(1 << 20, 32, is_trained=False) == 1 << 15
-    assert LinearTree().children_of((1 << 20) + 1, 32, is_trained=False) == 128
-    assert LinearTree(branching=16).children_of(100, 2, is_trained=False) == 16
+    assert LinearTree().shape_of(1 << 20, 1, is_trained=True).branching == 128
+    assert LinearTree().shape_of(1 << 20, 1, is_trained=False).branching == 1 << 15
+    assert LinearTree().shape_of((1 << 20) + 1, 1, is_trained=False).branching == 128
+    assert LinearTree(branching=16).shape_of(100, 1, is_trained=False).branching == 16
 
 
 def test_few_items_are_one_node() -> None:
     """Unless its dense weights would be too large, or a forest would hold the same node several times."""
-    assert LinearTree().leaf_of(1024, 1 << 16, is_trained=True) == LinearTree().leaf_of(1024, 1 << 16, is_trained=False) == 1024
-    assert LinearTree().leaf_of(1024, (1 << 16) + 1, is_trained=True) == 32
-    assert LinearTree().leaf_of(1025, 10, is_trained=True) == 32
-    assert LinearTree(count=2).leaf_of(1024, 10, is_trained=True) == 32
-    assert LinearTree(max_leaf=7).leaf_of(5, 10, is_trained=False) == 7
+    assert {LinearTree().shape_of(1024, 1 << 16, is_trained).max_leaf for is_trained in (False, True)} == {1024}
+    assert LinearTree().shape_of(1024, (1 << 16) + 1, is_trained=True).max_leaf == 32
+    assert LinearTree().shape_of(1025, 10, is_trained=True).max_leaf == 32
+    assert LinearTree(count=2).shape_of(1024, 10, is_trained=True).max_leaf == 32
+    assert LinearTree(max_leaf=7).shape_of(5, 10, is_trained=False).max_leaf == 7
 
 
 def test_clusters_are_small_where_nothing_is_trained() -> None:
     """Unless there are few items, or more clusters than the root holds."""
     sizes = (1 << 14, (1 << 14) + 1, 1 << 18, (1 << 18) + 1, 1 << 19, 1 << 20, (1 << 20) + 1)
-    assert [LinearTree().leaf_of(items, 1 << 20, is_trained=False) for items in sizes] == [32, 8, 8, 16, 16, 32, 32]
-    assert [LinearTree().holds_many_clusters(items, is_trained=False) for items in sizes] == [False, *[True] * 5, False]
-    assert LinearTree().leaf_of(1 << 18, 10, is_trained=True) == LinearTree(branching=128).leaf_of(1 << 18, 10, is_trained=False) == 32
+    shapes = [LinearTree().shape_of(items, 1 << 20, is_trained=False) for items in sizes]
+    assert [shape.max_leaf for shape in shapes] == [32, 8, 8, 16, 16, 32, 32]
+    assert [shape.is_wide for shape in shapes] == [False, *[True] * 5, False]
+    for tree, is_trained in ((LinearTree(), True), (LinearTree(branching=128), False), (LinearTree(max_leaf=32), False)):
+        shape = tree.shape_of(1 << 18, 10, is_trained)
+        assert (shape.max_leaf, shape.is_wide) == (32, False)

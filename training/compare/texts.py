@@ -36,11 +36,10 @@ from ..compare.report import Key, Report, differences, fields_of, measure, new_r
 from ..compare.verdict import verdict
 from ..data.csr import Csr
 from ..data.query_logs import LabelledTexts
-from ..linear.fit import trains_root
 from ..linear.label_features import label_features
 from ..linear.own_texts import made_queries
 from ..linear.prepare import OF_ITEMS, OF_LOG, Prepared, prepare
-from ..linear.run import fit_and_export
+from ..linear.run import fit_and_export, shape_of
 from ..retrieval.task import NO_DEADLINE, Deadline, Fitted, Metric
 from ..specification.linear import WEIGHTS_OF_ONE_NODE, LinearConfig, LogData, TailOptions
 
@@ -85,7 +84,7 @@ def compare_texts(
         _refuse_other_files(json_file)
     begin = time.monotonic()
     prepared = prepare(config)
-    config = config.with_beam(len(prepared.items), trains_root(prepared.train, config.linear))
+    config = config.with_beam(len(prepared.items), shape_of(config, prepared))
     tests = questions_of(prepared)
     deadline = Deadline(None if seconds is None else begin + seconds)
     task = task_of(config, prepared, deadline)
@@ -195,7 +194,7 @@ def _items_of(labels: Csr) -> list[Int64]:
 def _one_node_refusal(config: LinearConfig, prepared: Prepared) -> InvalidData | None:
     """Why one-versus-all cannot be compared with the recipe, or None."""
     items, features = len(prepared.items), prepared.train.points.shape[1]
-    if config.tree.count == 1 and config.tree.leaf_of(items, features, is_trained=True) >= items:
+    if config.tree.count == 1 and shape_of(config, prepared).max_leaf >= items:
         return InvalidData("items", items, "more: the recipe's tree is one node, which is one-versus-all")
     if not len(prepared.train):
         return InvalidData("queries", 0, "some: without them a scorer is its item's centroid, see centroids")

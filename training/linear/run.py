@@ -35,7 +35,7 @@ from ..linear.stacking_examples import Train
 from ..linear.stacking_tables import Weighing
 from ..live.run_journal import read_run_journal
 from ..run_files import check_identity, file_digests, stored_tree
-from ..specification.linear import UNCHOSEN_GAMMA, UNTRAINED_GAMMA, LinearConfig
+from ..specification.linear import UNCHOSEN_GAMMA, WIDE_GAMMA, LinearConfig, TreeShape
 from ..trees.hierarchical_kmeans import hierarchical_kmeans
 from ..versions import run_folder
 
@@ -69,18 +69,16 @@ def fit_and_export(config: LinearConfig, out: Path, work: Path, threads: int | N
     inputs = {"the journal": "" if run_journal is None else run_journal.identity}
     inputs |= file_digests(config.data, "data")  # before reading: rows that are added meanwhile then show
     prepared = prepare(config, run_journal)
-    is_root_trained = trains_root(prepared.train, config.linear)
-    config = config.with_beam(len(prepared.items), is_root_trained)
+    shape = shape_of(config, prepared)
+    config = config.with_beam(len(prepared.items), shape)
     check_identity(work, inputs | {"the configuration": config.model_dump_json()}, resume=True)
     threads = threads or cores()
-    max_leaf = config.tree.leaf_of(len(prepared.items), prepared.train.points.shape[1], is_root_trained)
-    branching = config.tree.children_of(len(prepared.items), max_leaf, is_root_trained)
 
     def tree_of(points: LabelledPoints) -> tuple[Tree, Csr]:
         labels, centroids = label_features(points, prepared.own_texts, config.linear)
-        return hierarchical_kmeans(labels, branching, max_leaf, config.seed, threads), centroids
+        return hierarchical_kmeans(labels, shape.branching, shape.max_leaf, config.seed, threads), centroids
 
-    unchosen_gamma = UNTRAINED_GAMMA if config.tree.holds_many_clusters(len(prepared.items), is_root_trained) else UNCHOSEN_GAMMA
+    unchosen_gamma = WIDE_GAMMA if shape.is_wide else UNCHOSEN_GAMMA
     choice = _choose_or_read(config, prepared, tree_of, threads, unchosen_gamma, work / CHOSEN)
     log.info("C = %g, γ = %g, %.1f s after the start", choice.options.known_cost, choice.options.ranking.gamma, time.perf_counter() - begin)
 
@@ -90,7 +88,7 @@ def fit_and_export(config: LinearConfig, out: Path, work: Path, threads: int | N
         for number in range(config.tree.count):
             seed = seed_of_tree(config.seed, number)
             folder = None if level_folder is None else folder_of_tree(level_folder, number)
-            build = partial(hierarchical_kmeans, labels, branching, max_leaf, seed, threads)
+            build = partial(hierarchical_kmeans, labels, shape.branching, shape.max_leaf, seed, threads)
             tree = build() if folder is None else stored_tree(folder / "tree.npz", build, resume=True)
             log.info("tree of %d items over %d levels, %.1f s after the start", tree.item_count, tree.height, time.perf_counter() - begin)
             with tqdm(total=tree.leaf_offset, desc="nodes", unit="node", disable=None) as bar:
@@ -106,6 +104,11 @@ def fit_and_export(config: LinearConfig, out: Path, work: Path, threads: int | N
     if prepared.own_texts is not None:  # its rows take gigabytes for a million texts, and the export does not need them
         prepared = replace(prepared, own_texts=replace(prepared.own_texts, rows=csr_array(np.empty((0, 0), np.float32))))
     return export(config, choice, prepared, trees, out, stacking)
+
+
+def shape_of(config: LinearConfig, prepared: Prepared) -> TreeShape:
+    """The shape of the trees that `fit_and_export` grows."""
+    return config.tree.shape_of(len(prepared.items), prepared.train.points.shape[1], trains_root(prepared.train, config.linear))
 
 
 def _learn_stacking(config: LinearConfig, choice: Choice, prepared: Prepared, train: Train, work: Path) -> Stacking | None:

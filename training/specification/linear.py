@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 from pydantic import Field, FiniteFloat, model_validator
 
@@ -150,6 +150,19 @@ there, since a beam of 100 misses next to nothing then."""
 Children = Annotated[Literal["auto"] | int, auto_or_integer(2, MOST_CHILDREN)]
 
 
+class TreeShape(NamedTuple):
+    """How large a tree's nodes are.
+
+    branching  most children of a node above the leaf clusters
+    max_leaf   most items of a leaf cluster
+    is_wide    whether an untrained root holds all clusters of more than FEW_ITEMS items
+    """
+
+    branching: int
+    max_leaf: int
+    is_wide: bool
+
+
 class LinearTree(Section):
     """Balanced hierarchical k-means."""
 
@@ -162,24 +175,20 @@ class LinearTree(Section):
     count: int = Field(default=1, ge=1, le=MAX_TREES)
     """trees of a forest. They have different seeds. An item's score is the mean over them; time and size grow with their number"""
 
-    def children_of(self, items: int, max_leaf: int, is_trained: bool) -> int:
-        """Most children of a node above the leaf clusters, which have up to `max_leaf` items. is_trained: whether the root is."""
-        if self.branching != AUTO:
-            return self.branching
-        return MOST_CHILDREN if not is_trained and items <= MOST_CHILDREN * max_leaf else CHILDREN
-
-    def holds_many_clusters(self, items: int, is_trained: bool) -> bool:
-        """Whether the root holds all leaf clusters of more than FEW_ITEMS items. is_trained: whether it is."""
+    def shape_of(self, items: int, features: int, is_trained: bool) -> TreeShape:
+        """The shape of a tree over so many items and features. is_trained: whether its root is."""
         is_large = FEW_ITEMS < items <= MOST_CHILDREN * ITEMS_OF_A_LEAF
-        return self.branching == self.max_leaf == AUTO and not is_trained and is_large
+        is_wide = self.branching == self.max_leaf == AUTO and not is_trained and is_large
+        max_leaf = self._leaf_of(items, features, is_wide) if self.max_leaf == AUTO else self.max_leaf
+        if self.branching != AUTO:
+            return TreeShape(self.branching, max_leaf, is_wide)
+        holds_clusters = not is_trained and items <= MOST_CHILDREN * max_leaf
+        return TreeShape(MOST_CHILDREN if holds_clusters else CHILDREN, max_leaf, is_wide)
 
-    def leaf_of(self, items: int, features: int, is_trained: bool) -> int:
-        """Most items of a leaf cluster of a tree over so many items. is_trained: whether the root is."""
-        if self.max_leaf != AUTO:
-            return self.max_leaf
+    def _leaf_of(self, items: int, features: int, is_wide: bool) -> int:
         if self.count == 1 and items <= ITEMS_OF_ONE_NODE and items * features <= WEIGHTS_OF_ONE_NODE:
             return ITEMS_OF_ONE_NODE
-        if not self.holds_many_clusters(items, is_trained):
+        if not is_wide:
             return ITEMS_OF_A_LEAF
         max_leaf = LEAST_ITEMS_OF_A_LEAF
         while items > MOST_CHILDREN * max_leaf:
@@ -190,9 +199,8 @@ class LinearTree(Section):
 LARGEST = 1e9
 """Limit of numbers that scale weights: products of larger ones exceed float32."""
 COST = auto_or(f"a number greater than 0, at most {LARGEST:g}", lambda cost: 0 < cost <= LARGEST)
-UNCHOSEN_COST, UNCHOSEN_GAMMA, UNTRAINED_GAMMA = 1.0, 0.5, 0.15
-"""C and γ if there are too few points to choose them, and before they are chosen; γ if there are too few, and the root is not trained but
-holds many clusters."""
+UNCHOSEN_COST, UNCHOSEN_GAMMA, WIDE_GAMMA = 1.0, 0.5, 0.15
+"""C and γ if there are too few points to choose them, and before they are chosen; γ if there are too few, and the tree is wide."""
 
 
 class LinearOptions(Section):
@@ -329,14 +337,10 @@ class LinearConfig(Section):
         """The kinds of n-grams."""
         return self.text or (TextBlock(unit="word", n=1), TextBlock(unit="word", n=2), TextBlock(unit="char", n=3))
 
-    def with_beam(self, items: int, is_trained: bool) -> LinearConfig:
-        """This configuration with a wide beam for so many items, if words or many clusters ask for one and `search` names none.
-
-        is_trained  whether the root is
-        """
+    def with_beam(self, items: int, shape: TreeShape) -> LinearConfig:
+        """This configuration with a wide beam for so many items, if words or many clusters ask for one and `search` names none."""
         has_own_texts = isinstance(self.data, LogData) and bool(self.data.own_texts)
-        is_wide = has_own_texts or self.tree.holds_many_clusters(items, is_trained)
-        if not is_wide or "beam_size" in self.search.model_fields_set:
+        if "beam_size" in self.search.model_fields_set or not (has_own_texts or shape.is_wide):
             return self
         beam_size = min(max(LEAST_WIDE_BEAM, round(math.sqrt(items))), self.search.max_beam_size)
         return self.model_copy(update={"search": self.search.model_copy(update={"beam_size": beam_size})})

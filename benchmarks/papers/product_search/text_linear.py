@@ -95,9 +95,7 @@ def fit(task: Task, fold: Fold, recipe: Recipe, folder: Path) -> Fitted:
     labels, centroids = label_features(prepared.train, prepared.own_texts, config.linear)
     branching, max_leaf = 2, max(2, len(ids))
     if recipe.whole_tree:
-        is_root_trained = trains_root(prepared.train, config.linear)
-        max_leaf = recipe.tree.leaf_of(*centroids.shape, is_root_trained)
-        branching = recipe.tree.children_of(len(ids), max_leaf, is_root_trained)
+        branching, max_leaf, _ = recipe.tree.shape_of(*centroids.shape, trains_root(prepared.train, config.linear))
     tree = hierarchical_kmeans(labels, branching, max_leaf, config.seed)
     chunks = fit_linear(prepared.train, tree, config.linear, 1, config.seed, centroids=centroids)
     return Fitted(config, prepared, tree, chunks, time.process_time() - begin)
