@@ -1,11 +1,10 @@
-"""Models of linear scorers, forests too, from their data to an answer over HTTP: XMC files, matrices, logs of texts; those of kind xreg."""
+"""Models of linear scorers, from their data to an answer over HTTP: XMC files, matrices, logs of texts; those of kind xreg."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,40 +12,27 @@ import httpx
 import numpy as np
 import polars as pl
 import pytest
-from numpy.testing import assert_allclose, assert_array_equal
+from numpy.testing import assert_allclose
 
-from benchmarks.random_bundles import make_linear_bundle, random_chunks, random_queries, random_tree, sparse_rows, tree_over
 from espalier.bundle import Bundle
-from espalier.bundle_writer import LinearContent, write_bundle
-from espalier.checks.golden import encode_table
-from espalier.chunks import ARRAYS, TreeChunks
 from espalier.engines import open_engine
 from espalier.errors import BundleExists, InvalidConfig, InvalidData
-from espalier.manifest import Activation, ManifestDraft, Ranking
-from espalier.placement.linear_rows import LinearRows
-from espalier.placement.near_items import NearItems
+from espalier.manifest import Activation, Ranking
 from espalier.queries import QueryBatch
 from espalier.search import SearchParams
 from loadtest.queries import held_out
 from service.models.probe import Replay
 from tests.file_modes import assert_every_user_can_read, umask
 from tests.service.running import Json, Running, problem, run
-from tests.training.commands import answer_rows, command, trained
+from tests.training.commands import command, trained
 from tests.training.points import as_xmc, npz_files, points_of_degrees, random_points
 from tests.training.shared_runs import Killed
 from tests.training.shop import THINGS, write_shop
 from training.__main__ import fit
 from training.data.csr import as_rows
 from training.data.xmc import LabelledPoints
-from training.golden import golden_answers
 from training.inspect import inspect
 from training.linear import run as linear_run
-from training.linear.prepare import prepare, written_features
-from training.publish import publish
-from training.rankers.log_queries import from_log
-from training.specification import linear
-from training.specification.linear import LinearConfig
-from training.specification.models import SPECIFICATION
 
 TREE = {"branching": 4, "max_leaf": 4}
 
@@ -331,258 +317,3 @@ def test_texts_may_be_looked_up_by_their_ids(shop: Path, tmp_path: Path) -> None
     pl.DataFrame({"who": ["pink-table"], "needs": ["a"]}).write_parquet(needs)
     with pytest.raises(InvalidData, match=r"query: got 'pink-table', expected an id of .*items.parquet"):
         trained(tmp_path, raw, "any/2")
-
-
-# -- texts of items teach, but nothing is chosen by them ----------------------------------------------------------------
-
-
-WORDS = np.array(
-    [f"{first}{last}" for first in ("ba", "co", "di", "fu", "ga", "lo", "mi", "pe") for last in ("ra", "tin", "lop", "nes", "k")]
-)
-
-
-def titled_items(folder: Path, items: int, queries: int, **log: Any) -> dict[str, Any]:
-    """The configuration of a model of items with titles of five words, some of which are frequent, so that many titles are alike, and a log
-    of so many different queries of two or three words of the title of what was bought.
-    """
-    rng, share = np.random.default_rng(5), 1 / np.arange(1, len(WORDS) + 1)
-    titles = [rng.choice(WORDS, 5, p=share / share.sum()) for _ in range(items)]
-    frame = pl.DataFrame({"id": [f"i{row}" for row in range(items)], "title": [" ".join(title) for title in titles]})
-    frame.write_parquet(folder / "items.parquet")
-    searched: dict[str, str] = {}
-    while len(searched) < queries:
-        row = int(rng.integers(items))
-        searched[" ".join(rng.permutation(titles[row])[: rng.integers(2, 4)])] = f"i{row}"
-    pl.DataFrame({"query": list(searched), "item": list(searched.values())}).write_csv(folder / "log.csv")
-    data = {"format": "log", "items": str(folder / "items.parquet"), "own_texts": ["title"], **log}
-    return {"data": data}
-
-
-def share_with_all_words(bundle: Bundle) -> float:
-    """Of the first three results of queries of two words that some title has."""
-    titles, rng = bundle.items.column("title").to_pylist(), np.random.default_rng(6)
-    searched = [" ".join(rng.permutation(sorted(set(title.split())))[:2]) for title in titles[::10]]
-    answers = zip(searched, answer_rows(bundle, searched, 50, 3), strict=True)
-    return float(np.mean([set(query.split()) <= set(titles[row].split()) for query, rows in answers for row in rows]))
-
-
-def test_nothing_is_chosen_by_texts_of_items(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
-    bundle = trained(tmp_path, titled_items(tmp_path, 2500, 0))
-    assert bundle.stacking is None
-    assert "validation" not in bundle.manifest.metrics
-    assert (bundle.manifest.ranking.gamma, bundle.manifest.data["tested"]) == (0.5, "made of words of the items")
-    assert "figures will be of queries made of words of the items" in caplog.text
-    assert "no stacking: 0 points with labels that are not texts of items, it takes 2000" in caplog.text
-    assert share_with_all_words(bundle) > 0.9
-
-
-@pytest.mark.parametrize("tree", [{}, {"branching": 128}, {"max_leaf": 32}])
-def test_many_items_have_small_clusters_and_weigh_them_less(tmp_path: Path, tree: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear, "FEW_ITEMS", 1999)
-    bundle = trained(tmp_path, titled_items(tmp_path, 2000, 0) | {"tree": tree})
-    clusters = bundle.tree.level(bundle.tree.height - 1)
-    largest = bundle.tree.items_below[clusters.start : clusters.stop].max()
-    assert (largest <= 8, bundle.manifest.ranking.gamma) == ((False, 0.5) if tree else (True, 0.15))
-    assert bundle.manifest.search.beam_size == 100
-    assert share_with_all_words(bundle) > 0.9
-
-
-def test_a_run_with_a_beam_for_the_number_of_items_is_another_one_than_with_a_named_beam(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    raw = titled_items(tmp_path, 100, 0)
-    with monkeypatch.context() as patch:
-        patch.setattr("training.linear.run.export", lambda *arguments: (_ for _ in ()).throw(Killed))
-        with pytest.raises(Killed):
-            trained(tmp_path, raw)
-    with pytest.raises(InvalidConfig, match=r"--resume: .* changed: the configuration"):
-        trained(tmp_path, raw | {"search": {"beam_size": 10}}, resume=True)
-    assert trained(tmp_path, raw, resume=True).manifest.search.beam_size == 100
-
-
-def test_queries_of_the_log_are_held_out_and_texts_of_items_are_not(tmp_path: Path) -> None:
-    """Two logs of the same queries: one beside the items' texts, one alone; the same number of them chooses."""
-    bundle = trained(tmp_path, titled_items(tmp_path, 120, 300, train=str(tmp_path / "log.csv")))
-    assert bundle.manifest.data["tested"] == "queries of the log, held out"
-    assert (bundle.manifest.data["queries"], bundle.manifest.data["test_queries"]) == (120 + 270, 30)
-    assert bundle.manifest.metrics["validation"]["held_out"] == 4 * 67
-    texts = set(bundle.items.column("title").to_pylist())
-    assert not texts & set(bundle.heldout().column("text").to_pylist())
-    parts = from_log(bundle, None, "training", False)
-    assert (len(parts.train), len(parts.valid), len(parts.test)) == (243, 27, 30), "nor does a ranker learn from them"
-
-
-def test_queries_of_the_same_words_are_one_query_which_is_learned_from_or_held_out(tmp_path: Path) -> None:
-    """Of a log with queries in capitals, too, all test queries were learned from: with the other letters."""
-    rng, rows = np.random.default_rng(1), []
-    for _ in range(50):
-        text = " ".join(f"wört{number}" for number in rng.integers(30, size=3))
-        rows += [
-            (form, f"item{number}") for number, form in enumerate((text, text.title(), text.upper().replace("Ö", "O\u0308"), text + "!"))
-        ]
-    pl.DataFrame(rows, schema=["query", "item"], orient="row").write_csv(tmp_path / "log.csv")
-    data = {"format": "log", "train": str(tmp_path / "log.csv"), "test_share": 0.2}
-    config = SPECIFICATION.checked({"kind": "xr-linear", "name": "words", "data": data})
-    assert isinstance(config, LinearConfig)
-    prepared = prepare(config)
-    assert (len(prepared.train), len(prepared.test)) == (40, 10)
-    assert set(np.diff(prepared.train.labels.indptr)) == set(np.diff(prepared.test.labels.indptr)) == {4}, "each has the items of all forms"
-    assert prepared.written_queries.to_pylist() == [text for text, _ in rows[::4] if text in {*prepared.written_queries.to_pylist()}]
-
-
-def test_a_log_of_the_items_own_texts_chooses_nothing(tmp_path: Path) -> None:
-    """In other letters, with accents and with other signs, too."""
-    raw = titled_items(tmp_path, 300, 0, train=str(tmp_path / "log.csv"))
-    text = pl.col("title").str.to_uppercase().str.replace_many(["A", "E", " "], ["Á", "E\u0301", ", "]).alias("query")
-    pl.read_parquet(tmp_path / "items.parquet").select(text, pl.col("id").alias("item")).write_csv(tmp_path / "log.csv")
-    bundle = trained(tmp_path, raw)
-    assert bundle.manifest.data["tested"] == "made of words of the items"
-    assert "validation" not in bundle.manifest.metrics
-    with pytest.raises(InvalidConfig, match="0 training queries that are not texts of items"):
-        from_log(bundle, None, "training", False)
-    with pytest.raises(InvalidConfig, match="0 training points have labels that are not texts of items, a network takes 10"):
-        trained(tmp_path, raw | {"stacking": {"model": "network"}}, "any/2")
-
-
-# -- forests --------------------------------------------------------------------------------------------------------------
-
-
-TREES = 3
-
-
-@pytest.fixture(scope="module")
-def forest_shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A shop of coloured things, a forest over them, and beside it a model of one tree."""
-    folder = tmp_path_factory.mktemp("shop")
-    for name, count in (("models", TREES), ("single", 1)):
-        config = write_shop(folder, tree={"branching": 4, "max_leaf": 6, "count": count}, linear={"cost": 1.0, "gamma": 0.5})
-        fit(config=config, out=folder / name / "shop" / "1", data=None, test=None, device="cpu", resume=False)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def forest(forest_shop: Path) -> Bundle:
-    return Bundle.open(forest_shop / "models" / "shop" / "1")
-
-
-def test_the_first_tree_is_that_of_a_model_of_one_and_the_others_are_different(forest_shop: Path, forest: Bundle) -> None:
-    alone = Bundle.open(forest_shop / "single" / "shop" / "1")
-    assert len(forest.trees) == TREES
-    assert alone.manifest.trees == ()
-    for name in ARRAYS:
-        assert_array_equal(getattr(forest.chunks, name), getattr(alone.chunks, name))
-    assert len({tuple(tree.leaf_item.tolist()) for tree, _ in forest.trees}) == TREES
-    assert len({linear_run.seed_of_tree(seed, place) for seed in (0, 1, 2**32 - 1) for place in range(16)}) == 48
-
-
-def test_a_forest_is_inspected(forest: Bundle) -> None:
-    report = inspect(forest)
-    assert "an item's score is its mean over the 3 trees" in report
-    assert f"tree 3: {forest.trees[2].tree.node_count} nodes" in report
-    assert forest.manifest.metrics["golden_overlap"] == 1
-
-
-def random_forest(folder: Path, ranking: Ranking) -> Bundle:
-    """Two trees over feature queries, with golden answers; the weights of the second are a million times as large."""
-    rng = np.random.default_rng(5)
-    trees = [tree_over(rng, 30, 4) for _ in range(2)]
-    bundle = make_linear_bundle(folder / "bare", rng, trees[0], ranking, integer=False, others=trees[1:])
-    (_, large) = bundle.trees[1]
-    other = TreeChunks(trees[1], replace(large, entry_weight=large.entry_weight * np.float32(1e6)))
-    draft = ManifestDraft(**{name: getattr(bundle.manifest, name) for name in ManifestDraft.model_fields})
-    content = LinearContent(*bundle.trees[0], bundle.items, bundle.golden(), bundle.heldout(), others=[other])
-    queries = random_queries(rng, bundle, 6)
-    params = SearchParams.uniform(6, 5, 5)
-    return publish(
-        folder / "models" / "linear" / "1",
-        lambda path: write_bundle(path, draft, content),
-        lambda bare: golden_answers(bare, queries, written_features(queries.features), params),
-    )
-
-
-def test_the_probe_knows_the_golden_scores_of_a_forest(tmp_path: Path) -> None:
-    """They are means of the trees' scores, whose logs are the ranks, also where a tree's ranks are logits."""
-    forest = random_forest(tmp_path, Ranking(own="logit", gamma=0.5))
-    queries = encode_table(forest, forest.golden())
-    found = open_engine(forest, "cpu").search(queries, SearchParams.uniform(6, 5, 5))
-    for stored_M, score_M in zip(Replay(forest)._golden_scores, found.scores_BM, strict=True):
-        np.testing.assert_allclose(stored_M, score_M, rtol=1e-3)
-
-
-def test_an_explanation_tells_what_each_tree_did(forest_shop: Path, forest: Bundle) -> None:
-    with run(forest_shop / "models", lambda bundle: open_engine(bundle, "cpu")) as running:
-        wanted = ["yellow-lamp", "yellow-chair", "red-bucket", "gone"]
-        body = {"model": "shop", "version": 1, "queries": [{"text": "yellow lamp"}], "m": 2, "beam_size": 1, "explain_items": wanted}
-        result = running.client.post("/retrieve", json=body).json()["results"][0]
-    explained = result["explain"]
-    assert len(explained["trees"]) == TREES
-    assert explained["levels"] == explained["trees"][0]["levels"]
-    for tree, (own, _) in zip(explained["trees"], forest.trees, strict=True):
-        assert tree["levels"][-1]["level"] == own.height
-        assert tree["levels"][-1]["kept"] == tree["levels"][-1]["candidates"]
-    best = explained["items"][0]
-    assert (best["outcome"], best["place"]) == ("returned", 1)
-    assert np.exp(best["rank"]) == pytest.approx(result["items"][0]["score"], rel=1e-5)
-    mean = sum(np.exp(tree["rank"]) for tree in best["trees"] if tree["outcome"] == "scored") / TREES
-    assert mean == pytest.approx(result["items"][0]["score"], rel=1e-5)
-    assert best["features"][0]["feature"] in ("yellow", "lamp", "yellow lamp")
-    text_row = forest.vectoriser.transform(["yellow lamp"])
-    names = forest.vectoriser.features_of(text_row.indices)
-    item = int(forest.items.rows_of(["yellow-lamp"])[0])
-    for entry in best["features"]:
-        at = names.index(entry["feature"])
-        paths = [(tree, chunks, tree.ancestors(tree.leaf_of_item[[item]])[0][1:]) for tree, chunks in forest.trees]
-        sums = [sum(float(chunks.weights_of(tree, int(node), text_row.indices)[at]) for node in path) for tree, chunks, path in paths]
-        assert entry["contribution"] == pytest.approx(np.mean(sums) * text_row.values[at], rel=1e-4), "the mean over the trees"
-    for item in explained["items"][1:3]:
-        outcomes = [tree["outcome"] for tree in item["trees"]]
-        if item["outcome"] == "pruned":
-            assert outcomes == ["pruned"] * TREES
-            assert all(tree["rank"] is None or tree["rank"] <= tree["cut"] for tree in item["trees"])
-        elif item["outcome"] == "below_m":
-            assert "scored" in outcomes
-            assert np.exp(item["cut"]) == pytest.approx(result["items"][-1]["score"], rel=1e-5)
-    assert {item["outcome"] for item in explained["items"][1:3]} <= {"pruned", "below_m", "returned"}
-    assert explained["items"][3] == {"id": "gone", "outcome": "unknown"}
-
-
-# -- new leaves -------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("length", [0.7, 1e6])
-def test_weights_are_rounded_to_what_a_fold_stores(length: float) -> None:
-    rng = np.random.default_rng(3)
-    tree = random_tree(rng, 2, 5)
-    chunks = random_chunks(rng, tree, 10, integer=False)
-    halves = replace(chunks, entry_weight=chunks.entry_weight.astype(np.float16))
-    own = sparse_rows(rng.random((1, 10))).normalised()
-    values = LinearRows(tree, halves).row((own.indices, own.values), length, (), ()).values
-    with np.errstate(over="ignore"):
-        is_half = values.astype(np.float16) == values
-    assert is_half.all() == (length < 1)
-
-
-def test_weights_are_the_text_and_the_neighbours() -> None:
-    rng = np.random.default_rng(3)
-    tree, width = random_tree(rng, 2, 5, empty_share=0.2), 10
-    chunks = random_chunks(rng, tree, width, integer=False)
-    old, new = (sparse_rows((rng.random((n, width)) < 0.5) * rng.random((n, width))).normalised() for n in (tree.item_count, 6))
-    features = np.arange(width, dtype=np.int32)
-    weights_I = np.array([chunks.weights_of(tree, leaf, features) for leaf in tree.leaf_of_item.tolist()])
-    length = np.median(np.linalg.norm(weights_I, axis=1))
-    item_nK, cosine_nK = NearItems(old).nearest(new, 3)
-    leaves = LinearRows(tree, chunks)
-    assert leaves.bias == pytest.approx(np.quantile(chunks.bias[tree.leaf_of_item], 0.25))
-    for i in range(len(new)):
-        own = new.between(i, i + 1)
-        x = np.zeros(width)
-        x[own.indices] = own.values
-        for near, near_part in ((((), ()), 0), ((item_nK[i], cosine_nK[i]), cosine_nK[i] @ weights_I[item_nK[i]] / 3 / 2)):
-            expected = length * x + near_part
-            expected[np.abs(expected) < np.abs(weights_I[weights_I != 0]).min()] = 0
-            row = leaves.row((own.indices, own.values), 1, *near)
-            found = np.zeros(width)
-            found[row.feature] = row.values
-            assert_allclose(found, expected, atol=1e-5)
-            assert row.bias == np.float32(leaves.bias)
