@@ -33,7 +33,7 @@ from espalier.search import Device, Engine, Precision
 
 from ..batching.admission import Limits
 from ..batching.batcher import Batcher
-from ..errors import ShardsMissing
+from ..errors import NotReady, ShardsMissing
 from ..live.live_version import LiveVersion
 from ..models.shard_version import ShardVersion
 from ..settings import Settings
@@ -118,9 +118,9 @@ def load_version(
     steps, missing = ["opening its files"], False  # the last step is the one that an error happened in
     try:
         return _load(settings, metrics, engines, name, version, join, steps)
-    except ShardsMissing as error:
+    except NotReady as error:  # shards are missing, or the service is shutting down
         traceback.clear_frames(error.__traceback__)
-        reason, missing = str(error), True
+        reason, missing = str(error), isinstance(error, ShardsMissing)
     except Exception as error:
         log.exception("%s version %d failed to load, %s", name, version, steps[-1])
         reason = _reason(error, name, version, steps[-1], settings.models)

@@ -32,6 +32,11 @@ def test_figures_by_length_of_the_history_and_by_popularity() -> None:
     assert found["popularity"] == pytest.approx(((90 + 1 + 90 + 3 + 90 + 20) / 6) / ((90 + 1 + 90 + 20 + 1) / 5))
 
 
+def test_items_of_vectors_have_training_vectors() -> None:
+    found = segments_of(np.array([[0], [1]]), [pair(0, 0, [0]), pair(1, 0, [1])], Metric("recall", 1), np.array([1, 4]))
+    assert [part["of"] for part in found["items"]] == ["items of 1 training vector", "items of 4 training vectors"]
+
+
 def test_where_all_are_alike_there_are_no_segments() -> None:
     found = segments_of(np.array([[0], [1]]), [pair(0, 3, [0]), pair(1, 3, [0])], Metric("recall", 1), np.array([4, 4]))
     assert (found["users"], found["items"], found["coverage"], found["popularity"]) == ([], [], 1.0, 1.0)

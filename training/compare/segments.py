@@ -31,7 +31,7 @@ def segments_of(found_BM: Int64, pairs: Sequence[EvaluationPair], metric: Metric
         coverage    share of the catalogue that is in some answer's first m
         popularity  mean training users of shown items ÷ mean training users of relevant items
 
-    users_I  int64[I]: how many training users touched each item
+    users_I  int64[I]: how many training users touched each item, or to how many training vectors it is relevant
     """
     shown_items = found_BM[:, : metric.m]
     shown_items = shown_items[shown_items >= 0]
@@ -56,13 +56,15 @@ def _by_length(found_BM: Int64, pairs: Sequence[EvaluationPair], metric: Metric)
 
 
 def _by_popularity(found_BM: Int64, pairs: Sequence[EvaluationPair], metric: Metric, users_I: Int64) -> list[dict[str, Any]]:
+    source = "user" if any(len(pair.history) for pair in pairs) else "vector"
     segments = []
     relevant_users = np.concatenate([users_I[pair.relevant] for pair in pairs])
     for low, high, _ in _thirds(relevant_users):
         relevant_parts = [pair.relevant[(users_I[pair.relevant] >= low) & (users_I[pair.relevant] <= high)] for pair in pairs]
         has_B = np.array([len(part) > 0 for part in relevant_parts])
         third = [replace(pair, relevant=part) for pair, part in zip(pairs, relevant_parts, strict=True) if len(part)]
-        segments.append(_segment(f"items of {_span(low, high)} training user{'' if high == 1 else 's'}", metric.of(found_BM[has_B], third)))
+        name = f"items of {_span(low, high)} training {source}{'' if high == 1 else 's'}"
+        segments.append(_segment(name, metric.of(found_BM[has_B], third)))
     return segments if len(segments) > 1 else []
 
 

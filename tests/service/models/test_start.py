@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import weakref
 from pathlib import Path
@@ -16,7 +17,7 @@ from service.models.desired_state import DesiredState
 from service.models.loading import LOADER_SWITCH_S, OVERLOAD_SWITCH_S, USUAL_SWITCH_S, in_overload, short_switch_interval
 from tests.service.fake_engine import FakeEngine
 from tests.service.models.lost import killed_while_opening
-from tests.service.models.registry import add_version, run
+from tests.service.models.registry import Held, add_version, run
 from tests.service.running import ITEMS
 from tests.waiting import until
 
@@ -159,3 +160,15 @@ def test_threads_take_turns_faster_in_overload_and_fastest_while_a_version_is_lo
     finally:
         sys.setswitchinterval(before)
     assert found == pytest.approx([OVERLOAD_SWITCH_S] * 3 + [USUAL_SWITCH_S, OVERLOAD_SWITCH_S, LOADER_SWITCH_S, OVERLOAD_SWITCH_S])
+
+
+def test_a_version_that_is_loading_when_the_service_stops_is_no_failure(models: Path, caplog: pytest.LogCaptureFixture) -> None:
+    held = Held(2)
+    with run(models, held.open) as running:
+        add_version(models, 2)
+        DesiredState(models / "books").write(serving(1, 2, default=2))
+        until(held.opening.is_set, "version 2 is being opened")
+        running.run(running.registry.drain(1))
+        held.let_go.set()
+        until(lambda: running.books.loading is None, "the loader has dropped it")
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
