@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from espalier.text.sparse_rows import MAX_FEATURES
 
@@ -30,3 +30,15 @@ class TextBlock(BaseModel):
         le=MAX_FEATURES,
         description="features of unknown n-grams. 0: none. 1: one that all share. More: one of so many, by a hash of the n-gram",
     )
+    endings: bool = Field(
+        default=False,
+        description=(
+            "for `unit` word, `n` 1: words that differ only in endings that many words have, such as connect and connection, are one n-gram"
+        ),
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> TextBlock:
+        if self.endings and (self.unit, self.n) != ("word", 1):
+            raise ValueError(f"endings: got true for unit {self.unit}, n {self.n}, expected unit word, n 1")
+        return self

@@ -135,19 +135,20 @@ def _find_ngrams(codes: Array, count: int, words: Words, unit: int, n: int, gram
 
 
 @compiled()
-def fill_table(hashes: Array, layout: Array, table: Array) -> int:
+def fill_table(hashes: Array, counts_as: Array, layout: Array, table: Array) -> int:
     """Fill table uint64[2^k, 2]: a hash and its feature number + 1; 0 in empty slots. Returns −1, or the position of a duplicate hash."""
     mask = np.uint64(len(table) - 1)
     v = 0
     for k in range(len(layout)):
-        for feature in range(layout[k, 2], layout[k, 2] + layout[k, 3]):
+        first_feature = layout[k, 2] - v  # of the n-gram at position 0, if all were of this block
+        for _ in range(layout[k, 3]):
             slot = hashes[v] & mask
             while table[slot, 1] != 0:
                 if table[slot, 0] == hashes[v]:
                     return v
                 slot = (slot + np.uint64(1)) & mask
             table[slot, 0] = hashes[v]
-            table[slot, 1] = feature + 1
+            table[slot, 1] = first_feature + counts_as[v] + 1
             v += 1
     return -1
 

@@ -10,8 +10,10 @@ query's weights contain it already. Several words in a row count half, since eac
 
     d = w · tf / (tf + SATURATION) · idf^½          w = ½ for n ≥ 2 words, otherwise 1; not normalised
 
-Knows what a word is and how n-grams get feature numbers. Does not know where its arrays are stored, how rows are used, languages, stems or
-stop words. Letters are those of this Python's Unicode version; newer versions add letters and change none.
+In a block with `endings`, words that differ only in frequent endings (`endings.py`) have one feature, that of the most frequent one.
+
+Knows what a word is and how n-grams get feature numbers. Does not know where its arrays are stored, how rows are used, languages or stop
+words. Letters are those of this Python's Unicode version; newer versions add letters and change none.
 
 Legend: B texts, F features (`width`), V n-grams of all vocabularies.
 """
@@ -35,6 +37,7 @@ from espalier.errors import BundleCorrupt, InvalidConfig, InvalidData, InvalidQu
 from espalier.read_only import read_only
 from espalier.stored_arrays import Dtypes, check_arrays
 from espalier.text.blocks import TextBlock
+from espalier.text.endings import same_words
 from espalier.text.ngrams import ALONE, CHARS, LETTER, SEPARATOR, WORDS, count_ngrams, fill_slots, fill_table, weigh
 from espalier.text.sparse_rows import MAX_FEATURES, SparseRows, concatenated
 
@@ -52,7 +55,9 @@ ALONE_RANGES = (
     (0x4E00, 0x9FFF), (0xF900, 0xFAFF), (0xFF66, 0xFF9F), (0x1AFF0, 0x1B16F), (0x20000, 0x3FFFF),
 )  # fmt: skip
 _VARIATIONS = ((0xFE00, 0xFE0F), (0xE0100, 0xE01EF))
-_DTYPES: Dtypes = {"vocabulary": np.int64, "hash": np.uint64, "idf": np.float32, "text_from": np.int64, "text": np.uint8}
+_DTYPES: Dtypes = {
+    "vocabulary": np.int64, "hash": np.uint64, "counts_as": np.int32, "idf": np.float32, "text_from": np.int64, "text": np.uint8,
+}  # fmt: skip
 
 
 def normalise(text: str) -> str:
@@ -78,6 +83,8 @@ class Vectoriser:
             points), then the features for unknown n-grams
     arrays  vocabulary int64[blocks]  n-grams in each block's vocabulary, V together
             hash uint64[V]            all different
+            counts_as int32[V]        position of the n-gram of its block whose feature it has, usually its own. Features of the others,
+                                      with an idf of 0, are in no row
             idf float32[F]
             text_from int64[V + 1]    where each n-gram's text begins in `text`, uint8[bytes], UTF-8
     Raises BundleCorrupt if two hashes are the same. `from_arrays` makes all other checks.
@@ -93,7 +100,7 @@ class Vectoriser:
         self._room = sum(_ngrams_per_code(block) for block in self.blocks)
         hashes = self._arrays["hash"]
         table = np.zeros((_power_of_two(2 * len(hashes)), 2), np.uint64)
-        duplicate = fill_table(hashes, self._layout, table)
+        duplicate = fill_table(hashes, self._arrays["counts_as"], self._layout, table)
         if duplicate >= 0:
             raise BundleCorrupt(f"hash: {int(hashes[duplicate])} of two n-grams, expected different hashes")
         (self._table,) = read_only(table)
@@ -105,7 +112,7 @@ class Vectoriser:
         `features_of` checks whether `text` is UTF-8.
         """
         check_arrays(arrays, _DTYPES)
-        sizes, hashes, idf, text_from, text = (arrays[name] for name in _DTYPES)
+        sizes, hashes, counts_as, idf, text_from, text = (arrays[name] for name in _DTYPES)
         if not blocks or len({(block.unit, block.n) for block in blocks}) < len(blocks):
             raise BundleCorrupt(f"blocks: {[(block.unit, block.n) for block in blocks]}, expected at least one, and each unit and n once")
         if len(sizes) != len(blocks) or (sizes < 0).any() or (sizes > len(hashes)).any() or sizes.sum() != len(hashes):
@@ -113,6 +120,11 @@ class Vectoriser:
         for block, size in zip(blocks, sizes.tolist(), strict=True):
             if 0 < block.max_features < size:
                 raise BundleCorrupt(f"vocabulary: {size} n-grams of unit {block.unit}, n {block.n}, expected at most {block.max_features}")
+        block_of = np.repeat(np.arange(len(blocks)), sizes)
+        if len(counts_as) != len(hashes) or ((counts_as < 0) | (counts_as >= len(hashes))).any():
+            raise BundleCorrupt(f"counts_as: {len(counts_as)} positions, expected {len(hashes)}, from 0 to {len(hashes) - 1}")
+        if (counts_as[counts_as] != counts_as).any() or (block_of[counts_as] != block_of).any():
+            raise BundleCorrupt("counts_as: an n-gram counts as one that has another feature, or is of another block")
         width = _width(blocks, sizes)
         if len(idf) != width or width > MAX_FEATURES:
             raise BundleCorrupt(f"idf: {len(idf)} numbers, expected {width}, one per feature")
@@ -145,8 +157,11 @@ class Vectoriser:
         width = _width(blocks, sizes)
         if width > MAX_FEATURES:
             raise InvalidConfig("blocks", f"{width} features", f"at most {MAX_FEATURES}; see max_features and unknown")
-        arrays: dict[str, Array] = {"vocabulary": sizes, "idf": np.ones(width, np.float32), **counts.arrays(np.concatenate(vocabularies))}
-        # Features of unknown n-grams stand for many; a second pass counts their documents.
+        positions = [counts.same(k, entries) for k, entries in enumerate(vocabularies)]
+        counts_as = np.concatenate([first + same for first, same in zip(accumulate(sizes.tolist(), initial=0), positions, strict=False)])
+        arrays: dict[str, Array] = {"vocabulary": sizes, "counts_as": counts_as.astype(np.int32), "idf": np.ones(width, np.float32)}
+        arrays |= counts.arrays(np.concatenate(vocabularies))
+        # Some features stand for many n-grams; a second pass counts their documents.
         counter = Vectoriser(blocks, arrays)
         documents = np.zeros(width, np.int64)
         for codes, text_from in _chunks(texts):
@@ -250,6 +265,12 @@ class _Counts:
         table = pa.table({"count": self.count[entries], "text": self._texts(entries)})
         order: Array = np.asarray(pc.sort_indices(table, [("count", "descending"), ("text", "ascending")]))
         return entries[order][: block.max_features or None]
+
+    def same(self, k: int, entries: Array) -> Array:
+        """The position in block k's vocabulary that each of its entries counts as."""
+        if not self._blocks[k].endings:
+            return np.arange(len(entries))
+        return same_words(self._texts(entries).cast(pa.large_string()).to_pylist())
 
     def arrays(self, entries: Array) -> dict[str, Array]:
         """The arrays of a Vectoriser that describe its n-grams."""

@@ -6,7 +6,7 @@ They answer exactly, from inverted indices. Validation queries choose the option
 
 is BM25F (Robertson, Zaragoza and Taylor 2004), and of one field BM25.
 
-Words are those of the vectoriser.
+Words are those of the vectoriser; those that differ only in frequent endings are one (`espalier/text/endings.py`).
 
 Legend: B queries, I items, F words or features, M results.
 """
@@ -25,6 +25,7 @@ from scipy.sparse import csr_array, diags_array
 
 from espalier.errors import InvalidConfig
 from espalier.search import padded
+from espalier.text.endings import same_words
 from espalier.text.vectoriser import Vectoriser, words_of
 
 from ..arrays import Int64
@@ -132,7 +133,8 @@ class WordIndex:
     def __init__(self, fields: Sequence[Sequence[str]]) -> None:
         self._number: dict[str, int] = {}
         entries = [[self._numbers(text, new=True) for text in texts] for texts in fields]
-        self.of_field = [self._matrix(rows) for rows in entries]
+        counts_as_F = self._join_forms(entries)
+        self.of_field = [self._matrix(rows, counts_as_F) for rows in entries]
 
     @property
     def nbytes(self) -> int:
@@ -174,9 +176,19 @@ class WordIndex:
             return [self._number.setdefault(word, len(self._number)) for word in words]
         return [self._number[word] for word in words if word in self._number]
 
-    def _matrix(self, rows: Sequence[Sequence[int]]) -> Csr:
+    def _join_forms(self, entries: Sequence[Sequence[Sequence[int]]]) -> Int64:
+        """Number words anew that differ only in endings, by the most frequent one. Returns the new number of each."""
+        words = list(self._number)
+        numbers = itertools.chain.from_iterable(itertools.chain.from_iterable(entries))
+        order_F = np.argsort(-np.bincount(np.fromiter(numbers, np.int64), minlength=len(words)), kind="stable")
+        counts_as_F = np.empty(len(words), np.int64)
+        counts_as_F[order_F] = order_F[same_words([words[number] for number in order_F])]
+        self._number = dict(zip(words, counts_as_F.tolist(), strict=True))
+        return counts_as_F
+
+    def _matrix(self, rows: Sequence[Sequence[int]], counts_as_F: Int64) -> Csr:
         begin = np.cumsum([0, *map(len, rows)])
-        columns = np.fromiter(itertools.chain.from_iterable(rows), np.int64, begin[-1])
+        columns = counts_as_F[np.fromiter(itertools.chain.from_iterable(rows), np.int64, begin[-1])]
         matrix = csr_array((np.ones(len(columns), np.float32), columns, begin), shape=(len(rows), len(self._number)))
         matrix.sum_duplicates()
         return matrix

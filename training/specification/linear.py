@@ -324,7 +324,8 @@ class LinearConfig(Section):
     """random seed. The number of threads makes no difference"""
     data: Annotated[XmcData | NpzData | LogData, Field(discriminator="format")]
     text: tuple[TextBlock, ...] | None = None
-    """n-grams of texts, for `data.format` log; by default words, pairs of words and character trigrams"""
+    """n-grams of texts, for `data.format` log; by default words (with `endings` if items have `data.own_texts`), pairs of words and
+    character trigrams"""
     tree: LinearTree = LinearTree()
     linear: LinearOptions = LinearOptions()
     relevance: RelevanceOptions = RelevanceOptions()
@@ -335,12 +336,16 @@ class LinearConfig(Section):
     @property
     def blocks(self) -> tuple[TextBlock, ...]:
         """The kinds of n-grams."""
-        return self.text or (TextBlock(unit="word", n=1), TextBlock(unit="word", n=2), TextBlock(unit="char", n=3))
+        words = TextBlock(unit="word", n=1, endings=self._has_own_texts)
+        return self.text or (words, TextBlock(unit="word", n=2), TextBlock(unit="char", n=3))
+
+    @property
+    def _has_own_texts(self) -> bool:
+        return isinstance(self.data, LogData) and bool(self.data.own_texts)
 
     def with_beam(self, items: int, shape: TreeShape) -> LinearConfig:
         """This configuration with a wide beam for so many items, if words or many clusters ask for one and `search` names none."""
-        has_own_texts = isinstance(self.data, LogData) and bool(self.data.own_texts)
-        if "beam_size" in self.search.model_fields_set or not (has_own_texts or shape.is_wide):
+        if "beam_size" in self.search.model_fields_set or not (self._has_own_texts or shape.is_wide):
             return self
         beam_size = min(max(LEAST_WIDE_BEAM, round(math.sqrt(items))), self.search.max_beam_size)
         return self.model_copy(update={"search": self.search.model_copy(update={"beam_size": beam_size})})

@@ -9,8 +9,11 @@ chorus           19,406 products of Open Icecat with title, short description, b
                  data-encoder/ecommerce/vectors/data, and katas/Broad_Query_Set_rated.csv. A search engine chose which products were judged
 cranfield        1,400 abstracts with titles and authors, and 225 questions. Files of github.com/oussbenk/cranfield-trec-dataset in
                  DIR/cranfield
-cisi, cacm       1,460 and 3,204 abstracts with 76 and 52 questions. Files of github.com/B-F0X/Information-Retrieval in DIR/cisi, and of
-                 github.com/philippexian/InformationRetrieval in DIR/cacm
+cisi, cacm, med  1,460, 3,204 and 1,033 abstracts with 76, 52 and 30 questions. Files of github.com/B-F0X/Information-Retrieval in DIR/cisi,
+                 of github.com/philippexian/InformationRetrieval in DIR/cacm, and of github.com/ronancummins/gen_polya in DIR/med
+climate-fever    5,240 sentences of Wikipedia with the titles of their articles, and 1,535 claims; sentences that support or refute a claim
+                 have grade 2, others that it was compared with 1. queries.jsonl of github.com/memekhant/climate-fever-data in
+                 DIR/climate-fever
 time             423 news stories with 83 questions. Files of github.com/Chaplinski/IR-Assignment3 in DIR/time
 npl              11,426 abstracts of a few lines with 93 questions. Files of github.com/stefreschke/Information-Retrieval in DIR/npl
 mixed            as many items as wanted, each of the names and halves of the descriptions of two packages; a query is four words of one
@@ -112,13 +115,14 @@ def _marked(file: Path) -> list[tuple[int, dict[str, str]]]:
     return read
 
 
-def _marked_set(documents: Path, questions: Path, judgements: Path, columns: Mapping[str, str]) -> Products:
+def _marked_set(documents: Path, questions: Path, judgements: Path, columns: Mapping[str, str], document_column: int = 1) -> Products:
     read = _marked(documents)
     rows = {number: row for row, (number, _) in enumerate(read)}
     texts = {number: " ".join(filter(None, (fields.get("T"), fields.get("W")))) for number, fields in _marked(questions)}
     grades: dict[str, dict[int, int]] = defaultdict(dict)
     for line in _file(judgements).read_text().splitlines():
-        question, document = map(int, line.split()[:2])
+        numbers = line.split()
+        question, document = int(numbers[0]), int(numbers[document_column])
         if texts.get(question) and document in rows:
             grades[texts[question]][rows[document]] = 1
     return Products({name: [fields.get(letter, "") for _, fields in read] for name, letter in columns.items()}, grades)
@@ -132,6 +136,28 @@ def _cisi(folder: Path) -> Products:
 def _cacm(folder: Path) -> Products:
     documents, questions, judgements = (folder / "cacm" / name for name in ("cacm.all", "query.text", "qrels.text"))
     return _marked_set(documents, questions, judgements, {"title": "T", "author": "A", "text": "W", "keywords": "K"})
+
+
+def _med(folder: Path) -> Products:
+    documents, questions, judgements = (folder / "med" / f"MED.{kind}" for kind in ("ALL", "QRY", "REL"))
+    return _marked_set(documents, questions, judgements, {"text": "W"}, document_column=2)
+
+
+def _climate_fever(folder: Path) -> Products:
+    rows: dict[str, int] = {}
+    titles: list[str] = []
+    sentences: list[str] = []
+    right: dict[str, dict[int, int]] = {}
+    for line in filter(str.strip, _file(folder / "climate-fever" / "queries.jsonl").read_text("utf-8").splitlines()):
+        claim = json.loads(line)
+        grades = right.setdefault(claim["text"], {})
+        for evidence in claim["metadata"]["evidences"]:
+            row = rows.setdefault(evidence["evidence_id"], len(rows))
+            if row == len(titles):
+                titles.append(evidence["article"])
+                sentences.append(evidence["evidence"])
+            grades[row] = 2 if evidence["evidence_label"] in ("SUPPORTS", "REFUTES") else 1
+    return Products({"title": titles, "text": sentences}, right)
 
 
 def _npl(folder: Path) -> Products:
@@ -165,6 +191,8 @@ _READERS: Mapping[str, Callable[[Path], Products]] = {
     "cranfield": _cranfield,
     "cisi": _cisi,
     "cacm": _cacm,
+    "med": _med,
+    "climate-fever": _climate_fever,
     "npl": _npl,
     "time": _time,
 }
