@@ -1,7 +1,8 @@
-"""A server of http.server in a thread, in place of another host."""
+"""A server of http.server in a thread, in place of another host; ports for servers."""
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +10,15 @@ from socketserver import TCPServer
 
 POLL_S = 0.01
 """Within it a server notices that it shall end; the library's half a second would be waited for in every test."""
+
+
+@contextmanager
+def reserved_port() -> Iterator[int]:
+    """A free port that the system gives to nobody else meanwhile, for servers that end and begin: it is bound, and nobody listens on it."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # so that servers, which set it too, may bind it
+        holder.bind(("127.0.0.1", 0))
+        yield int(holder.getsockname()[1])
 
 
 @contextmanager

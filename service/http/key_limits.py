@@ -151,7 +151,8 @@ class KeyLimits:
         for step in range(SLOTS):
             begin = (first + step) % SLOTS * SLOT_BYTES
             offset = begin + IDENTITY_BYTES
-            if not any(self._slots[begin:offset]) or max(ARRIVAL_TIMES.unpack_from(self._slots, offset)) < past:
+            holder = self._slots[begin:offset]  # this key's, if another worker has just claimed it
+            if holder == identity or not any(holder) or max(ARRIVAL_TIMES.unpack_from(self._slots, offset)) < past:
                 self._slots[begin:offset] = identity
                 return _Slot(identity, self._slots, offset)
         log.warning("all %d slots of limits are in use: each worker counts the key %s by itself", SLOTS, key.name)

@@ -363,13 +363,14 @@ class StoreMirror(HostThread):
         folder = self._folder / name
         if not folder.is_dir():
             return
+        now = time.time()  # before the marks are set, however long this process is stopped after it
         self._touch(name, needed)
         drop_unfinished(folder, needed)
         downloaded = sorted(_downloaded_versions(folder))
         linger_s = max(LINGER_S, 3 * self._settings.store_poll_s)
         for version in downloaded[: max(len(downloaded) - self._settings.store_keep, 0)]:
             with suppress(FileNotFoundError):
-                if time.time() - (folder / f"{FETCHED}{version}").stat().st_mtime > linger_s and drop(folder, version):
+                if now - (folder / f"{FETCHED}{version}").stat().st_mtime > linger_s and drop(folder, version):
                     log.info("%s version %d is deleted here: nobody needs it, and the store has it", name, version)
 
     def _touch(self, name: str, needed: Iterable[int] = ()) -> None:

@@ -183,10 +183,10 @@ class Connections:
                 return connection, False
             connection.close()
         try:
+            loop = asyncio.get_running_loop()
+            context = None if self._certificates is None else self._certificates.current()  # whose files may take long to read
+            name = None if context is None else self.name or self._host
             async with asyncio.timeout(self._connect_timeout_s):
-                loop = asyncio.get_running_loop()
-                context = None if self._certificates is None else self._certificates.current()
-                name = None if context is None else self.name or self._host
                 _, connection = await loop.create_connection(Connection, self._host, self._port, ssl=context, server_hostname=name)
         except TimeoutError:
             raise ReplicaFailed("late", f"no connection within {self._connect_timeout_s:g} s") from None

@@ -15,6 +15,7 @@ from playwright.sync_api import Browser, Page, Route, expect
 from tests.console.browsing import Watched, visit
 from tests.console.conftest import OPEN
 from tests.console.showing import VIEWS, settled, show
+from tests.http_servers import reserved_port
 from tests.service.processes import service
 from tests.waiting import until
 
@@ -61,7 +62,11 @@ def test_a_failure_at_the_start_is_told_and_what_passes_is_tried_again(
 
 
 def test_a_service_that_was_killed_and_started_again_is_used_again(sample: Path, browser: Browser) -> None:
-    with service(sample, 1, **OPEN) as first, visit(browser, f"http://127.0.0.1:{first.port}") as watched:
+    with (
+        reserved_port() as port,
+        service(sample, 1, ESPALIER_PORT=str(port), **OPEN) as first,
+        visit(browser, f"http://127.0.0.1:{port}") as watched,
+    ):
         page = watched.page
         watched.expect_failures(FAILED)
         show(page, f"{watched.origin}/", "lab")
@@ -70,7 +75,7 @@ def test_a_service_that_was_killed_and_started_again_is_used_again(sample: Path,
         first.process.wait()
         page.get_by_role("slider").nth(1).fill("3")
         expect(page.get_by_role("alert").first).to_contain_text("does not answer")
-        with service(sample, 1, ESPALIER_PORT=str(first.port), **OPEN):
+        with service(sample, 1, ESPALIER_PORT=str(port), **OPEN):
             expect(page.locator(".results .result")).to_have_count(3)
             expect(page.get_by_role("alert")).to_have_count(0)
             page.get_by_role("link", name="Models", exact=True).click()  # which had not been loaded

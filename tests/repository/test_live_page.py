@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ import httpx
 import pytest
 
 from tests import ROOT
+from tests.http_servers import reserved_port
 
 pytestmark = pytest.mark.release
 
@@ -33,24 +33,22 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     for name in ("espalier", "espalier_cli", "service"):
         (folder / name).symlink_to(ROOT / name)
     shutil.copytree(ROOT / "models/debian-depends/1", folder / "models/debian-depends/1")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     setting, start = next(block for block in BLOCKS if "espalier serve" in block).splitlines()
     settings = dict([shlex.split(setting)[1].split("=", 1)])
     command = [sys.executable, "-m", "espalier_cli", *shlex.split(start)[1:], "--workers", "2"]
-    command[command.index("--port") + 1] = str(port)
     others = {name: value for name, value in os.environ.items() if not name.startswith("ESPALIER_")}
-    server = subprocess.Popen(command, cwd=folder, env=others | settings, stderr=subprocess.DEVNULL)
-    address = f"localhost:{port}"
-    try:
-        with httpx.Client(transport=httpx.HTTPTransport(retries=8), timeout=60) as client:
-            while client.get(f"http://{address}/readyz").status_code == 503:
-                assert server.poll() is None
-        yield address
-    finally:
-        server.terminate()
-        server.wait(timeout=30)
+    with reserved_port() as port:
+        command[command.index("--port") + 1] = str(port)
+        server = subprocess.Popen(command, cwd=folder, env=others | settings, stderr=subprocess.DEVNULL)
+        address = f"localhost:{port}"
+        try:
+            with httpx.Client(transport=httpx.HTTPTransport(retries=8), timeout=60) as client:
+                while client.get(f"http://{address}/readyz").status_code == 503:
+                    assert server.poll() is None
+            yield address
+        finally:
+            server.terminate()
+            server.wait(timeout=30)
 
 
 def curl(block: str, address: str, **changed: Any) -> httpx.Response:

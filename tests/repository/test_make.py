@@ -285,6 +285,17 @@ def test_wrong():
 """
 
 
+IN_A_BROWSER = """
+from pathlib import Path
+
+def test_late():
+    came = Path("came").exists()
+    Path("came").touch()
+    if not came:
+        raise AssertionError("Locator expected to have count '3'\\nActual value: 1")
+"""
+
+
 def run_of(file: Path, rerun: list[str], tier: str = "slow", status: int = 0) -> tuple[int, Any]:
     """The exit status of a run in which some tests were run again, and which ones were it too often."""
     history = RerunHistory(file, tier)
@@ -332,10 +343,11 @@ def pytest_in(folder: Path, test: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_ci_runs_what_came_too_late_again_and_counts_it_and_no_wrong_answer(tmp_path: Path) -> None:
+@pytest.mark.parametrize("late", [LATE, IN_A_BROWSER], ids=["a condition", "a browser"])
+def test_ci_runs_what_came_too_late_again_and_counts_it_and_no_wrong_answer(tmp_path: Path, late: str) -> None:
     """In its third run, after two in which the test was late, too."""
     (tmp_path / "reruns.json").write_text(json.dumps({"": [["test_it.py::test_late"]] * 2}))
-    ran = pytest_in(tmp_path, LATE)
+    ran = pytest_in(tmp_path, late)
     assert "RERUN test_it.py::test_late" in ran.stdout, ran.stdout + ran.stderr
     assert ran.returncode == 1, ran.stdout
     assert "RERUN TOO OFTEN test_it.py::test_late" in ran.stdout

@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import re
-import socket
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -17,6 +16,7 @@ from urllib.parse import urlencode
 import numpy as np
 import pytest
 
+from tests.http_servers import reserved_port
 from tests.repository.test_watching import (
     ALERTS,
     NOT_AT_ONCE,
@@ -71,11 +71,13 @@ class Scraper:
 @contextmanager
 def prometheus(folder: Path, target: str, shards: Sequence[str] = ()) -> Iterator[Scraper]:
     """Prometheus with our configuration and rules; only the places are others, and it looks more often."""
+    with reserved_port() as port:
+        yield from scraping(port, folder, target, shards)
+
+
+def scraping(port: int, folder: Path, target: str, shards: Sequence[str]) -> Iterator[Scraper]:
     names = "dns_sd_configs:\n      - { names: [shard-0, shard-1], type: A, port: 8000, refresh_interval: 15s }"
     router = "dns_sd_configs:\n      - { names: [router], type: A, port: 8000, refresh_interval: 15s }"
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     config = (PROMETHEUS / "prometheus.yml").read_text()
     for here, there in (
         ("service:8000", target),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tomllib
@@ -19,6 +18,7 @@ import pytest
 
 from espalier import __version__
 from tests import ROOT
+from tests.http_servers import reserved_port
 from tests.waiting import until
 
 pytestmark = pytest.mark.slow
@@ -100,10 +100,11 @@ def test_a_log_becomes_a_model_that_is_asked_and_served(installed: Path) -> None
     espalier(installed, "predict", "--model", "models/shop", "--queries", "users.parquet", "--out", "top.parquet", "--m", 3, "--workers", 1)
     found = pq.read_table(folder / "top.parquet").to_pylist()[0]["items"]
     assert all(item.startswith("i1-") for item in found)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    serve = [sys.executable, "-m", "espalier_cli", "serve", "--host", "127.0.0.1", "--port", str(port), "--workers", "2"]
-    with subprocess.Popen(serve, cwd=folder, env=environment(installed), stderr=subprocess.PIPE, text=True) as service:
+    serve = [sys.executable, "-m", "espalier_cli", "serve", "--host", "127.0.0.1", "--workers", "2", "--port"]
+    with (
+        reserved_port() as port,
+        subprocess.Popen([*serve, str(port)], cwd=folder, env=environment(installed), stderr=subprocess.PIPE, text=True) as service,
+    ):
         try:
 
             def is_ready() -> bool:

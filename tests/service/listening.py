@@ -20,7 +20,7 @@ from service.models.loading import EngineSource
 from service.processes.server import Server
 from service.settings import Settings
 from tests.service.fake_engine import FakeEngine
-from tests.service.running import Json
+from tests.service.running import PATIENT, Json
 from tests.waiting import until
 
 PATIENCE_S = 20.0
@@ -133,7 +133,7 @@ def listening(models: Path, engine: Callable[[Bundle], Engine] | None = None, **
             return engine(bundle)
         return engines.setdefault(bundle.manifest.name, FakeEngine(bundle.tree.item_count, bundle.tree.leaf_of_item))
 
-    chosen = Settings(models=models, **{"drain_s": 1, "max_inline_us": 0} | settings)
+    chosen = Settings(models=models, **PATIENT | {"drain_s": 1, "max_inline_us": 0} | settings)
     app = create_app(chosen, EngineSource(open_fake))
     server = Server(app, chosen)
     with ExitStack() as sockets:

@@ -91,7 +91,7 @@ class Service:
     def workers(self) -> list[int]:
         pid = self.process.pid
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        return [int(child) for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
+        return [int(child) for child in children if b"spawn_main" in _command_of(child)]
 
     def replace_workers(self) -> None:
         """Kill each worker in turn, and wait until another one has taken its place."""
@@ -108,6 +108,14 @@ class Service:
         return self._started() == times
 
 
+def _command_of(pid: str) -> bytes:
+    """Empty if the process has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
+
+
 @contextmanager
 def service(models: Path, workers: int, program: Sequence[str] = ("service",), **settings: str) -> Iterator[Service]:
     """A service that is ready, on a free port unless ESPALIER_PORT is among the settings. Its run folder is beside the models.
@@ -115,7 +123,7 @@ def service(models: Path, workers: int, program: Sequence[str] = ("service",), *
     program  its module and more arguments
     """
     environment = os.environ | {"ESPALIER_MODELS": str(models), "ESPALIER_DEVICE": "cpu", "ESPALIER_ADMIN_KEYS": KEY}
-    environment |= {"TMPDIR": str(models.parent), "ESPALIER_MAX_QUEUE_MS": LONG_MS} | settings
+    environment |= {"TMPDIR": str(models.parent), "ESPALIER_MAX_QUEUE_MS": LONG_MS, "ESPALIER_TIMEOUT_MS": LONG_MS} | settings
     environment |= {"ESPALIER_WORKERS": str(workers)}
     command = [sys.executable, "-m", *program, "--port", settings.get("ESPALIER_PORT", "0")]
     process = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)

@@ -29,6 +29,8 @@ from tests.service.fake_engine import FakeEngine
 from tests.service.own_time import OwnTime
 
 ITEMS = 32
+PATIENT: dict[str, Any] = {"timeout_ms": 60_000}
+"""Settings of services whose answers may be late: on a busy machine a second may pass at any moment."""
 LIMITS: dict[str, Any] = {"beam_size": 16, "m": 4, "max_beam_size": 64, "max_m": 40}
 Json = dict[str, Any]
 
@@ -110,7 +112,7 @@ def run(
         return engines.setdefault(bundle.manifest.name, FakeEngine(bundle.tree.item_count, bundle.tree.leaf_of_item))
 
     with BUILDING:
-        app = create_app(Settings(models=models, **{"max_inline_us": 0} | settings), EngineSource(open_fake))
+        app = create_app(Settings(models=models, **PATIENT | {"max_inline_us": 0} | settings), EngineSource(open_fake))
     if catalogues is not None:
         app.state.service.registry.catalogue = catalogues.of
     with started(app) as client:

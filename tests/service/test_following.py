@@ -26,6 +26,7 @@ from service.live.catalogue import LiveCatalogue
 from service.live.following import Following, copy
 from service.live.writer_feed import FeedFailed, WriterFeed, operation_of
 from tests.espalier.live.journals import appended, put
+from tests.http_servers import reserved_port
 from tests.service.live_running import ADMIN, ByTitle, Live, live_service, models
 from tests.service.running import counted
 from tests.service.writers import RealWriter, Writer, change_of, serving
@@ -419,9 +420,15 @@ def test_it_refuses_writes_and_names_the_writer(models: Path, other: Path, monke
             assert url in answer.json()["detail"]
 
 
-def test_it_serves_while_the_writer_is_away_and_catches_up(models: Path, other: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with writing(models, monkeypatch) as (first, url):
-        port = int(url.rsplit(":", 1)[1])
+@pytest.fixture
+def port() -> Iterator[int]:
+    """Of a writer that comes back."""
+    with reserved_port() as found:
+        yield found
+
+
+def test_it_serves_while_the_writer_is_away_and_catches_up(models: Path, other: Path, monkeypatch: pytest.MonkeyPatch, port: int) -> None:
+    with writing(models, monkeypatch, port) as (first, url):
         first.put("a", like=("item-1",))
         with follower(other, monkeypatch, url) as second:
             until(lambda: sequence(second) == 1)

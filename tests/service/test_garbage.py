@@ -20,6 +20,7 @@ from tests.service.conversation import LINES, Conversation
 from tests.service.live_running import ADMIN, Nearest, live_service
 from tests.service.own_time import pass_time, settled, turns_until
 from tests.service.running import Running, bearer, run, small_model
+from tests.service.test_batching import idle
 
 ITEMS = 2048
 JSON = {"Content-Type": "application/json"}
@@ -53,9 +54,10 @@ async def held(running: Running, path: str, *bodies: bytes) -> Conversation:
 
 
 async def over(running: Running, talk: Conversation) -> None:
-    """The application has ended, and the engine goes on."""
+    """The application has ended, and the engine too: a call of several may be under way when the first one has failed."""
     await asyncio.wait([talk.task])
     running.engines["books"].go.set()
+    await idle(running.app.state.service.registry.choose("books", None).batcher)
 
 
 async def answered(running: Running) -> None:
@@ -74,7 +76,8 @@ async def answered_in_lines(running: Running) -> None:
 
 
 async def late(running: Running) -> None:
-    talk = await held(running, "/retrieve", body(60, timeout_ms=20))
+    talk = await held(running, "/retrieve", body(60))
+    await pass_time(60)
     assert await talk.head() == 504
     await over(running, talk)
 

@@ -61,12 +61,12 @@ def reopened(live: Live, before: LoadedModel) -> Any:
 
 
 def test_a_version_that_has_seen_many_ids_is_opened_anew_while_it_serves(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_version, "REOPENED_AT", 12)
     live.put("stays", like=("item-1",))
     before = live.version()
     for i in range(12):
         live.put(f"new-{i}", like=("item-1",))
         live.delete(f"new-{i}")
+    monkeypatch.setattr(live_version, "REOPENED_AT", 12)
     assert reopened(live, before).table.handles == 1  # deletes of ids that were never trained take none
     assert "stays" in live.found("item-1")
     live.put("last", like=("item-1",))
@@ -76,13 +76,13 @@ def test_a_version_that_has_seen_many_ids_is_opened_anew_while_it_serves(live: L
 def test_items_that_have_expired_take_no_room_in_a_version_that_is_opened_anew(
     live: Live, monkeypatch: pytest.MonkeyPatch, passed_s: list[float]
 ) -> None:
-    monkeypatch.setattr(live_version, "REOPENED_AT", 12)
     before = live.version()
     live.put("stays", like=("item-1",))
     for i in range(11):
         live.put(f"new-{i}", like=("item-1",), valid_until=time.time() + 3600)
     live.put("item-5", valid_until=time.time() + 3600)
     passed_s[0] = 7200
+    monkeypatch.setattr(live_version, "REOPENED_AT", 12)
     state = reopened(live, before)
     assert (state.table.handles, state.tombstones) == (2, 1)
     assert not live.version().live.why_reopen

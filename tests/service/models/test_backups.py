@@ -8,7 +8,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,9 +45,13 @@ class Looks:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count, elected = 0, Backups._elected
+        self._holds, self._held, self._go_on = False, threading.Event(), threading.Event()
 
         def look(backups: Backups) -> bool:
             self.count += 1
+            if self._holds:
+                self._held.set()
+                self._go_on.wait(20)
             return elected(backups)
 
         monkeypatch.setattr(Backups, "_elected", look)
@@ -56,6 +60,17 @@ class Looks:
         """Wait until it has looked so often that it has done what it would do."""
         enough = self.count + 20
         until(lambda: self.count >= enough)
+
+    @contextmanager
+    def none(self) -> Iterator[None]:
+        """Meanwhile it looks at nothing."""
+        self._holds = True
+        assert self._held.wait(20)
+        yield
+        self._holds = False
+        self._held.clear()
+        self._go_on.set()
+        self._go_on = threading.Event()
 
 
 @pytest.fixture
@@ -168,18 +183,20 @@ def test_old_backups_are_deleted(models: Path, store: Objects, live: Journal) ->
 
 
 def test_a_failure_is_counted_and_logged_once_and_backups_go_on_when_it_is_over(
-    models: Path, store: Objects, live: Journal, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    models: Path, store: Objects, live: Journal, looks: Looks, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     with backed_up(models, store) as running:
         until(confirmed(running))
-        shutil.move(tmp_path / "store" / BACKUPS, tmp_path / "away")
-        (tmp_path / "store" / BACKUPS).write_text("no folder")
+        with looks.none():
+            shutil.move(tmp_path / "store" / BACKUPS, tmp_path / "away")
+            (tmp_path / "store" / BACKUPS).write_text("no folder")
         until(lambda: (value(running, FAILURES) or 0) >= 3)
         assert running.found()  # it answers
         before = value(running, TIMESTAMP)
-        (tmp_path / "store" / BACKUPS).unlink()
-        shutil.move(tmp_path / "away", tmp_path / "store" / BACKUPS)
+        with looks.none():
+            (tmp_path / "store" / BACKUPS).unlink()
+            shutil.move(tmp_path / "away", tmp_path / "store" / BACKUPS)
         until(confirmed(running))
         assert (value(running, TIMESTAMP) or 0.0) > (before or 0.0)
         until(lambda: "books is backed up again" in caplog.text, "the log says so, which is after the backup")
@@ -228,8 +245,9 @@ def test_one_process_of_a_host_makes_the_backups(models: Path, store: Objects, l
 
 
 def test_a_host_that_follows_another_makes_no_backups(models: Path, store: Objects, live: Journal) -> None:
+    before = threading.enumerate()  # one of another test may be about to end
     with backed_up(models, store, follow="http://127.0.0.1:1"):
-        assert not [thread for thread in threading.enumerate() if thread.name == "backups"]
+        assert not [thread for thread in threading.enumerate() if thread.name == "backups" and thread not in before]
 
 
 def test_a_default_that_may_be_changed_back_is_not_backed_up(models: Path, store: Objects, live: Journal) -> None:

@@ -23,7 +23,7 @@ from service.router.transport import ReplicaFailed, answer_body, parse_shard_lis
 from service.settings import Settings
 from service.shards.search import answer_search
 from service.watch.metrics import Metrics
-from tests.service.running import BUILDING, Client, Json, Running, started, total
+from tests.service.running import BUILDING, PATIENT, Client, Json, Running, started, total
 from tests.service.shards.cutting import cut
 from tests.waiting import until
 
@@ -148,7 +148,7 @@ def cluster(
         named = {f"http://{name}": registry for name, registry in registries.items()}
         transport.registries = named
         with BUILDING:
-            app = create_router(Settings(models=models, max_queue_ms=10_000.0, **settings), RouterConfig(**chosen), transport)
+            app = create_router(Settings(models=models, max_queue_ms=10_000.0, **PATIENT | settings), RouterConfig(**chosen), transport)
         client = ends.enter_context(started(app))
         registry = app.state.service.registry
         registry.wait_until_loaded()

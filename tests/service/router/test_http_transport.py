@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -14,7 +15,10 @@ from espalier.shards.messages import Pin
 from service.router.config import RouterConfig
 from service.router.connections import HttpTransport
 from service.router.transport import MAX_COUNTED, MAX_LISTED, MasksWanted, ReplicaFailed, answer_body, parse_shard_list
+from service.tls import Certificates
 from service.watch.logs import MAX_PLAIN
+from tests.http_servers import reserved_port
+from tests.service.own_time import OwnTime
 from tests.service.running import Json
 
 pytestmark = pytest.mark.real_time
@@ -61,7 +65,8 @@ async def serving(*answers: bytes | None, **config: float) -> AsyncIterator[tupl
     listening = await asyncio.start_server(server.talk, "127.0.0.1", 0)
     host, port = listening.sockets[0].getsockname()[:2]
     server.address = f"http://{host}:{port}"
-    transport = HttpTransport(RouterConfig.model_validate({"shards": (server.address,), "key": "a-key-of-routers"} | config))
+    patient = {"connect_timeout_s": 20, "shards": (server.address,), "key": "a-key-of-routers"}
+    transport = HttpTransport(RouterConfig.model_validate(patient | config))
     async with listening:
         try:
             yield server, transport
@@ -122,7 +127,7 @@ async def test_a_kept_connection_carries_key_and_origin_and_is_made_anew_closed_
 async def test_every_way_to_fail_has_a_reason(answer: bytes | None, reason: str) -> None:
     async with serving(answer) as (server, transport):
         with pytest.raises(ReplicaFailed) as failed:
-            await transport.send(server.address, b"abcd", MOST, 0.3, {})
+            await transport.send(server.address, b"abcd", MOST, 0.3 if reason == "late" else 20, {})
         assert failed.value.reason == reason
 
 
@@ -164,10 +169,26 @@ async def test_a_look_finds_out_what_a_replica_holds_while_as_much_as_may_be_is_
 
 @pytest.mark.parametrize("address", ["http://a..b:80", "https://.b:80", f"http://{'a' * 64}.b:80"])
 async def test_a_host_that_no_name_can_be_is_a_failed_connection(address: str) -> None:
-    transport = HttpTransport(RouterConfig.model_validate({"shards": (address,)}))
+    transport = HttpTransport(RouterConfig.model_validate({"shards": (address,), "connect_timeout_s": 20}))
     with pytest.raises(ReplicaFailed, match=r"label") as failed:
-        await transport.served_shards(address, 5)
+        await transport.served_shards(address, 20)
     assert failed.value.reason == "connection"
+
+
+async def test_reading_certificates_takes_no_time_from_a_connection() -> None:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, OwnTime)
+
+    def read_slowly() -> ssl.SSLContext:
+        loop.passed_s += 30
+        return ssl.create_default_context()
+
+    with reserved_port() as port:
+        address = f"https://127.0.0.1:{port}"
+        transport = HttpTransport(RouterConfig(shards=(address,), connect_timeout_s=20), Certificates([], read_slowly))
+        with pytest.raises(ReplicaFailed) as failed:
+            await transport.served_shards(address, 60)
+    assert failed.value.reason == "connection"  # nobody listens there
 
 
 async def test_a_name_may_stand_for_several_addresses() -> None:
