@@ -92,7 +92,8 @@ def _evidence(write: Write, default: LiveVersion) -> ItemBody | None:
     if not default.takes_fields or not body.fields:
         return None
     placed = default.placed(write.request.id)
-    return body if placed is None or placed.by == FIELDS else None
+    by_fields = not default.is_trained(write.request.id) if placed is None else placed.by == FIELDS
+    return body if by_fields else None
 
 
 def _changes_only_the_count(write: Write, default: LiveVersion) -> bool:

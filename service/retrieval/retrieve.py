@@ -99,8 +99,9 @@ async def retrieve(
     done = time.perf_counter()
     if done > deadline:
         raise DeadlinePassed(ANSWER_TOO_LATE)
-    queue_s = max(answered - submitted - answer.engine_s, 0.0)
-    stages_s = (queue_s, submitted - started, answer.engine_s, done - reranked, *([reranked - answered] if checked.depth else []))
+    search_s = min(answer.engine_s, answered - submitted)  # calls of one request may overlap, as a router's do
+    queue_s = answered - submitted - search_s
+    stages_s = (queue_s, submitted - started, search_s, done - reranked, *([reranked - answered] if checked.depth else []))
     if priority is not Priority.BACKGROUND:
         queries = len(encoded.queries)
         model.metrics.retrieved(

@@ -280,7 +280,7 @@ class Result(BaseModel):
 
 
 class Timing(BaseModel):
-    """Milliseconds of each stage. ms_per_query = search_ms ÷ batch."""
+    """Milliseconds of each stage. ms_per_query = search_ms ÷ batch, unless a request's calls overlap, as a router's do."""
 
     queue_ms: float = Field(description="Waiting for the engine.")
     encode_ms: float = Field(description="Turning the request into arrays.")

@@ -1,6 +1,7 @@
 """Gets one shard's answer to a query, from any of its replicas.
 
-After a failure the request is sent to another replica, once. If a replica takes longer than the shard's 95th percentile and the budget
+After a failure the request is sent to another replica, once. Replicas that were too busy are asked again until the deadline: one request of
+many queries is several calls, of which a shard may refuse some. If a replica takes longer than the shard's 95th percentile and the budget
 allows it, the request is sent to a second one too, and the first answer counts. The same happens when the replica stops answering polls. An
 answer of another shard or version, or to another request, never counts. Knows replicas and messages. Does not know what an answer is for.
 """
@@ -55,7 +56,7 @@ class ShardCall:
     """
 
     def __init__(self, fleet: Fleet, request: ShardRequest, deadline: float, patient: bool = False) -> None:
-        """deadline: of time.perf_counter(). patient: try replicas that answer polls late too, and retry busy ones until the deadline."""
+        """deadline: of time.perf_counter(). patient: try replicas that answer polls late too, and retry late ones until the deadline."""
         self._fleet, self._request, self._deadline, self._patient = fleet, request, deadline, patient
         self._loop = asyncio.get_running_loop()
         self.answer: asyncio.Future[ShardAnswer] = self._loop.create_future()
@@ -165,7 +166,7 @@ class ShardCall:
         if not self._retried and self._try_another():
             self._retried = True
             metrics.count("espalier_router_retries_total")
-        elif not self._tasks and self._patient and reason in ("full", "late"):
+        elif not self._tasks and (reason == "full" or (self._patient and reason == "late")):
             self._loop.call_later(PAUSE_S, self._start_over, error)
         elif not self._tasks:
             self.answer.set_exception(error)

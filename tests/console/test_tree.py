@@ -138,6 +138,35 @@ def test_hundreds_of_children_on_level_22_are_readable_and_the_live_leaf_is_firs
     assert page.evaluate(WIDER_THAN_THE_PAGE) == []
 
 
+def test_of_more_children_than_the_service_lists_it_says_so_and_an_item_s_own_is_first(watched: Watched) -> None:
+    page = watched.page
+    line = [0, 9000, TRAINED - 1]
+    root = documents(10_021) | {"node": 0, "level": 0, "height": 2, "parent": None, "path": [0], "child_count": 9000}
+    root |= {"children": [*range(1, 201)], "children_items": [5] * 200}
+    nodes = {0: root, 9000: documents(10_021) | {"node": 9000, "level": 1, "height": 2, "parent": 0, "path": line[:2], "item_count": 1}}
+    nodes[7] = root | {"node": 7, "level": 1, "path": [0, 7], "parent": 0}
+
+    def wide(route: Route) -> None:
+        address = urlsplit(route.request.url)
+        found = (
+            {"item": "far", "nodes": line} if "item=" in address.query else nodes.get(int(address.path.rpartition("/")[2]), documents(5))
+        )
+        route.fulfill(status=200, content_type="application/json", body=json.dumps(found))
+
+    page.route("**/models/*/tree?**", wide)
+    page.route("**/models/*/tree/*", wide)
+    see(watched, item="far")
+    assert here(page) == "Node 9000", "the root has no neighbours of an item: it has all items"
+    see(watched, item="far", node=0)
+    assert children(page)[:3] == [9000, 1, 2]
+    expect(page.get_by_text("The first 200 have 5 items each.")).to_be_visible()
+    expect(page.get_by_text("The largest 24 of the first 200 of 9,000 are listed.")).to_be_visible()
+    page.get_by_role("button", name="more children").click()
+    expect(page.get_by_text("The first 200 of 9,000 are listed.")).to_be_visible()
+    see(watched, item="far", node=7)
+    assert children(page)[0] == 1, "the item is not below"
+
+
 def test_a_node_or_an_item_that_is_not_there_is_told(watched: Watched) -> None:
     watched.expect_failures("status of 404")
     page = watched.page

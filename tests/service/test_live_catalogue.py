@@ -143,6 +143,20 @@ def test_an_item_that_its_fields_have_placed_is_placed_anew_when_they_change(mod
         assert placed.parent == moved
 
 
+@pytest.mark.parametrize("title", ["item-9", "unheard of"])
+def test_a_trained_item_that_comes_back_with_fields_is_where_it_was_whatever_they_say(
+    models: Path, monkeypatch: pytest.MonkeyPatch, title: str
+) -> None:
+    monkeypatch.setattr(live_version.LiveVersion, "takes_fields", True)
+    with live_service(models, monkeypatch, ByTitle) as live:
+        before = live.get("item-4").placed
+        live.delete("item-4")
+        back = live.put("item-4", fields={"title": title})
+        assert (back.outcome, back.placed, live.get("item-4").body.fields) == ("inserted", before, {"title": title})
+        live.put("item-5", valid_until=time.time() - 1)
+        assert parent(live.put("item-5", fields={"title": title}, valid_until=4e9), "trained") >= 0
+
+
 class ByCount(Nearest):
     """A row is as long as its item is popular."""
 

@@ -12,7 +12,7 @@ export const title = "Tree";
 export const about = "a node, its children and its items";
 
 const NEIGHBOURS = 8; // items that the node above an item should have
-const CLIMB = 4; // levels that are gone up for them, at most
+const CLIMB = 4; // levels that are gone up for them, at most; not to the root, which has all items
 const EXAMPLES = 3; // items of a child, where no value is typical of them
 const LIMITS = [50, 1000]; // items that are listed: at first, and all that the service gives
 
@@ -26,7 +26,7 @@ export default function View({ params, model }) {
     const found = item ? await get(route, { item, version, tree }, signal).catch(notThere) : {};
     const read = (own) => get(`${route}/${encodeURIComponent(own)}`, { limit, version, tree }, signal);
     let shown = await read(node ?? found.nodes?.at(-2) ?? 0); // of an item a node above its leaf, where it has neighbours
-    for (let climbed = 0; node === null && found.nodes && climbed < CLIMB && shown.parent !== null && shown.item_count < NEIGHBOURS; climbed++) {
+    for (let climbed = 0; node === null && found.nodes && climbed < CLIMB && shown.level > 1 && shown.item_count < NEIGHBOURS; climbed++) {
       shown = await read(shown.parent);
     }
     return { item, found, shown };

@@ -55,6 +55,20 @@ def test_one_shard_answers_as_the_whole_bundle(tmp_path: Path, kind: str) -> Non
             assert found["coverage"] == {"items": 1.0, "shards": 1, "answered": 1, "missing": []}
 
 
+def test_the_stages_of_a_request_whose_calls_overlap_take_no_longer_than_the_request(tmp_path: Path) -> None:
+    async def slow(_: bytes) -> None:
+        await asyncio.sleep(0.1)
+
+    whole = whole_bundle(tmp_path / "models")
+    folders = shard_folders(whole, tmp_path / "shards", 2)
+    with cluster(tmp_path / "models", folders) as shards:
+        shards.transport.faults = dict.fromkeys(shards.transport.registries, slow)
+        timing = shards.retrieve(queries=[{"history": []}] * 64, timeout_ms=30_000)["timing"]
+        assert timing["batch"] == 64
+        assert timing["search_ms"] >= 100
+        assert sum(timing[f"{stage}_ms"] for stage in ("queue", "encode", "search", "serialise")) <= timing["total_ms"]
+
+
 def test_the_beams_of_all_shards_count_in_the_limit_of_explained_nodes(tmp_path: Path) -> None:
     whole = whole_bundle(tmp_path / "models")
     body: Json = {"queries": [{"history": []}], "m": 1, "beam_size": 2, "explain": True, "explain_nodes": True}

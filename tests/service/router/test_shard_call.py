@@ -230,10 +230,22 @@ def test_only_company_that_comes_is_paid_for(clock: Clock) -> None:
     assert [shard.budget.take() for _ in range(int(MAX_BURST) + 1)] == [True] * int(MAX_BURST) + [False]
 
 
-@pytest.mark.parametrize(("patient", "outcome", "took_ms"), [(False, "full", 20), (True, "0", round(1e3 * PAUSE_S) + 30)])
-def test_who_has_time_asks_again_those_that_were_too_busy(clock: Clock, patient: bool, outcome: str, took_ms: int) -> None:
-    shard = Shard(clock, [[(0.01, "full"), (0.01, OK)], [(0.01, "full")]])
-    assert ask(clock, shard, 5, patient)[:2] == (outcome, took_ms)
+@pytest.mark.parametrize(
+    ("reason", "patient", "within_s", "outcome", "took_ms"),
+    [
+        ("full", False, 5, "0", round(1e3 * PAUSE_S) + 30),
+        ("full", True, 5, "0", round(1e3 * PAUSE_S) + 30),
+        ("full", False, 0.1, "late", 100),
+        ("late", False, 5, "late", 20),
+        ("late", True, 5, "0", round(1e3 * PAUSE_S) + 30),
+    ],
+)
+def test_who_has_time_asks_again_those_that_were_too_busy(
+    clock: Clock, reason: str, patient: bool, within_s: float, outcome: str, took_ms: int
+) -> None:
+    shard = Shard(clock, [[(0.01, reason), (0.01, OK)], [(0.01, reason)]])
+    assert ask(clock, shard, within_s, patient)[:2] == (outcome, took_ms)
+    assert {replica.trust for replica in shard.replicas} == {"trusted"}
 
 
 def test_suspects_rest_longer_percentiles_are_found_anew_and_second_tries_are_a_share() -> None:

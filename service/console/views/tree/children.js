@@ -14,31 +14,36 @@ const VALUES = 3;
 // line: the nodes to an item that is looked for, if any. read(node, signal): a node's description.
 export function Children({ shown, line, link, read }) {
   const [limit, setLimit] = useState(FEW);
-  const own = line?.[shown.level + 1];
+  const own = line?.[shown.level] === shown.node ? line[shown.level + 1] : undefined;
   const rows = useMemo(() => ordered(shown, own), [shown, own]);
   const listed = rows.slice(0, limit);
   const contents = useContents(listed, read);
   const most = Math.max(1, ...shown.children_items);
   const least = Math.min(...shown.children_items);
+  const known = shown.children.length; // of more the service lists the first
+  const cut = known < shown.child_count;
+  const each = least === most ? plural(most, "item") : `${count(least)} to ${count(most)} items`;
+  const sizes = cut ? `The first ${count(known)} have ${each} each. ` : least === most ? `Each has ${each}. ` : `They have ${each} each. `;
 
   if (shown.level === shown.height) return html`<section class="panel"><h2>Children</h2><${Empty}>A leaf has none: it is the place of one item.</${Empty}></section>`;
   return html`<section class="panel"><h2>Children</h2>
-    <p class="hint">${shown.child_count > 1 && (least === most ? `Each has ${plural(most, "item")}. ` : `They have ${count(least)} to ${count(most)} items each. `)}↑ ↓ move, → goes into one, ← to the parent.</p>
+    <p class="hint">${shown.child_count > 1 && sizes}↑ ↓ move, → goes into one, ← to the parent.</p>
     <div class="scroll"><ul class="tree-children">
       ${listed.map(({ node, items, live }) => html`<li key=${node}><a href=${link({ node })} data-node=${node}>
         <span class="tree-number">${node === own && html`<span class="tree-line" title="The item is below">◆</span> `}${node}${live && html` <${Badge} kind="info">live</${Badge}>`}</span>
         <${Bar} value=${items / most} />
-        <span class="numeric">${count(items)}</span>
+        <span class="numeric">${items !== null && count(items)}</span>
         <span class="tree-content ellipsis dim">${contents.get(node)}</span></a></li>`)}
     </ul></div>
     ${limit < rows.length && html`<div class="toolbar"><${Button} onClick=${() => setLimit(limit + STEP)}>Show ${count(Math.min(STEP, rows.length - limit))} more children</${Button}>
-      <span class="hint">The largest ${count(limit)} of ${count(shown.child_count)} are listed.</span></div>`}
-    ${limit >= rows.length && rows.length < shown.child_count && html`<p class="hint">The first ${count(rows.length)} of ${count(shown.child_count)} are listed.</p>`}
+      <span class="hint">The largest ${count(limit)} of ${cut && `the first ${count(known)} of `}${count(shown.child_count)} are listed.</span></div>`}
+    ${limit >= rows.length && cut && html`<p class="hint">The first ${count(known)} of ${count(shown.child_count)} are listed.</p>`}
   </section>`;
 }
 
 function ordered({ children, children_items, trained_nodes }, own) {
   const rows = children.map((node, at) => ({ node, items: children_items[at], live: node >= trained_nodes }));
+  if (own && !children.includes(own)) rows.push({ node: own, items: null, live: own >= trained_nodes });
   const first = (row) => (row.node === own ? 2 : row.live ? 1 : 0);
   return rows.sort((one, other) => first(other) - first(one) || other.items - one.items || one.node - other.node);
 }
