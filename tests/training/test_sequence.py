@@ -249,6 +249,14 @@ def test_updates_are_so_many_passes_over_the_lists(epochs: float, places: int, m
 
 
 @pytest.mark.parametrize(
+    ("events", "epochs", "most", "steps"),
+    [(1024, 4, 8000, 100), (10_240, 4, 8000, 1000), (1024, 150, 8000, 150), (1, 4, 8000, 1), (1024, 4, 60, 60)],
+)
+def test_a_tiny_log_is_not_passed_over_a_thousand_times(events: int, epochs: float, most: int, steps: int) -> None:
+    assert steps_of(log_of([[0] * events], items=1), np.array([0]), epochs, 1024, most) == steps
+
+
+@pytest.mark.parametrize(
     ("items", "events", "encoders", "epochs", "dropout", "width"),
     [
         (2, 99, ("windows",), 4, 0.5, 256),

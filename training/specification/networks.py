@@ -113,7 +113,7 @@ class SequenceOptimiser(_Optimiser):
 
     steps: int = Field(default=8000, ge=1)
     epochs: Annotated[Literal["auto"] | float, EPOCHS] = "auto"
-    """passes over the lists, or `"auto"`. `steps` is lowered to them, but to no fewer than 1,000. `"auto"`: 16, or 4
+    """passes over the lists, or `"auto"`. `steps` is lowered to them, but to no fewer than 1,000 or those of 100 passes. `"auto"`: 16, or 4
     for logs of fewer than 50 events an item, or 2 where these have more than 65,536 items and no order"""
     places: Annotated[Literal["auto"] | int, auto_or_integer(1, MAX_PLACES)] = "auto"
     """list positions per update, or `"auto"`. Padding included. `"auto"`: 1 in 400 of the log's events, from 1,024 to 4,096"""
