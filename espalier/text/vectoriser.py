@@ -30,6 +30,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from espalier.arrays import Array
 from espalier.entry_lists import with_room
 from espalier.errors import BundleCorrupt, InvalidConfig, InvalidData, InvalidQuery
 from espalier.read_only import read_only
@@ -38,7 +39,6 @@ from espalier.text.blocks import TextBlock
 from espalier.text.ngrams import ALONE, CHARS, LETTER, SEPARATOR, WORDS, count_ngrams, fill_slots, fill_table, weigh
 from espalier.text.sparse_rows import MAX_FEATURES, SparseRows, concatenated
 
-Array = NDArray[Any]
 CHUNK = 1 << 18
 """Code points that are processed at a time (at least one text), which bounds the memory of large batches."""
 SATURATION = 1.2

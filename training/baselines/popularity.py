@@ -6,7 +6,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..arrays import Int64
+from espalier.arrays import Int64
+
 from ..data.interactions import Interactions
 from ..data.user_item_matrix import users_of_items
 from ..retrieval.scores import by_popularity, empty_rows, filled

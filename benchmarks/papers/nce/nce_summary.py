@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
+from espalier.arrays import Float64, Int64
 from espalier.errors import InvalidData
-from espalier.metrics import Float64, Int64, ranked_grades
+from espalier.metrics import ranked_grades
 
 METHODS = (
     ("rank-svm", "hinge"),
