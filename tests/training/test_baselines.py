@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
-from numpy.typing import NDArray
 
+from espalier.arrays import Int64
 from espalier.errors import DeviceUnavailable, InvalidConfig, InvalidData
 from espalier.items import ItemTable
 from tests.training.logs import log_of, task_of
@@ -110,7 +110,7 @@ def test_answers_depend_on_the_seed_and_training_and_validation_users_and_on_no_
         pytest.skip("the extra `baselines` is not installed")
     histories = [np.array([12]), np.array([0, 10]), np.array([], np.int64), np.array([-1, 4, -1])]
 
-    def answers(tested: list[int], histories: list[NDArray[np.int64]] = histories) -> list[list[int]]:
+    def answers(tested: list[int], histories: list[Int64] = histories) -> list[list[int]]:
         lists = [[user % 5, 5 + user % 4, 10, (user + 1) % 5] for user in range(12)]
         task = task_of(log_of([*lists, *[tested] * 20], items=14), list(range(10)), [10, 11], m=3)
         words = pa.table({"id": [f"i{row}" for row in range(14)], "title": [f"a{row % 3} b{row % 5}" for row in range(14)]})
@@ -127,9 +127,6 @@ def test_answers_depend_on_the_seed_and_training_and_validation_users_and_on_no_
 
 
 # -- fusion -------------------------------------------------------------------------------------------------------------
-
-
-Int64 = NDArray[np.int64]
 
 
 @given(seed=st.integers(0, 2**32 - 1), share=st.floats(0.05, 0.95), constant=st.sampled_from([1.0, 10.0, 60.0]), m=st.integers(1, 12))

@@ -17,9 +17,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
-from numpy.typing import NDArray
 from torch import Tensor
 
+from espalier.arrays import Float32
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.items import ItemTable
 from espalier.metrics import precision_recall_f
@@ -44,7 +44,6 @@ from training.specification.deep import InstanceConfig
 from training.specification.splits import LastSplit
 from training.trees.embeddings import item_embeddings
 
-Float32 = NDArray[np.float32]
 CPU = torch.device("cpu")
 PLANTED_ITEMS, GROUPS = 120, 12
 PLANTED_TABLE = ItemTable.build(pa.table({"id": [f"i{row}" for row in range(PLANTED_ITEMS)]}))
@@ -267,8 +266,8 @@ def planted_task(order: Any = "file", seed: int = 1, seconds: float | None = Non
     return Task(split, ITEM_TABLE, Metric("recall", 1), exclude_seen=False, instances=InstanceConfig(), seed=seed, seconds=seconds)
 
 
-def unit(rows_ID: NDArray[np.float32]) -> NDArray[np.float32]:
-    scaled_ID: NDArray[np.float32] = rows_ID / np.linalg.norm(rows_ID, axis=1, keepdims=True)
+def unit(rows_ID: Float32) -> Float32:
+    scaled_ID: Float32 = rows_ID / np.linalg.norm(rows_ID, axis=1, keepdims=True)
     return scaled_ID
 
 

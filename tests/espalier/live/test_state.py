@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
-from numpy.typing import NDArray
 
 from benchmarks.random_bundles import make_bundle, make_linear_bundle, random_memory, random_queries, random_tree, tree_over
 from benchmarks.random_live import random_put, random_row, random_state
 from espalier import entry_lists
+from espalier.arrays import Bool
 from espalier.bundle import Bundle
 from espalier.engines import open_engine
 from espalier.errors import InvalidData
@@ -201,7 +201,7 @@ def assert_is(state: LiveState, catalogue: Catalogue) -> None:
     assert_masks(trees, overlay, standing_I, live_mask(trees, overlay, forest_mask(trees, kept_I), kept_R))
 
 
-def assert_masks(trees: list[Tree], overlay: Overlay, standing_I: NDArray[np.bool_], filtered: NodeMask) -> None:
+def assert_masks(trees: list[Tree], overlay: Overlay, standing_I: Bool, filtered: NodeMask) -> None:
     """Kept up to date or built anew: a node is eligible if an eligible item, live or trained, lies below it."""
     for place, tree in enumerate(trees):
         expected_N = node_mask(tree, standing_I).eligible_N.copy()
