@@ -33,7 +33,7 @@ from training.baselines.ials import START as IALS_START
 from training.baselines.ials import factors_of, ials, implicit_is_installed, scores_of
 from training.baselines.item_cf import fit_item_cf
 from training.baselines.methods import METHODS
-from training.baselines.popularity import fit_popularity
+from training.baselines.popularity import most_popular
 from training.baselines.sasrec_model import SasRecConfig
 from training.data.interactions import Interactions
 from training.data.user_item_matrix import user_item_matrix
@@ -45,7 +45,7 @@ from training.retrieval.tuning import Options
 
 
 def test_popularity_counts_users_not_events_and_breaks_ties_by_row() -> None:
-    assert fit_popularity(log_of([[2, 2, 2, 1], [3, 1], [3]], items=5), np.arange(3)).best_I.tolist() == [1, 3, 2, 0, 4]
+    assert most_popular(log_of([[2, 2, 2, 1], [3, 1], [3]], items=5), np.arange(3)).tolist() == [1, 3, 2, 0, 4]
 
 
 @given(seed=st.integers(0, 2**32 - 1), neighbours=st.integers(1, 12), block=st.integers(1, 15), exclude_seen=st.booleans())
