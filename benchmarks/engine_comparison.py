@@ -13,11 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Array
 from espalier.bundle import Bundle
 from espalier.engines.pipeline import Pipeline
 from espalier.engines.reference import ReferenceEngine, Step
@@ -110,9 +109,7 @@ def wrong_parents(engine: Pipeline, bundle: Bundle, queries: QueryBatch, params:
     return wrong
 
 
-def _wrong_parents(
-    tree: Tree, gamma: float, beam_size: int, got: tuple[NDArray[Any], NDArray[Any]], expected: tuple[NDArray[Any], NDArray[Any]]
-) -> list[str]:
+def _wrong_parents(tree: Tree, gamma: float, beam_size: int, got: tuple[Array, Array], expected: tuple[Array, Array]) -> list[str]:
     """How a query's beam differs. If no level above the leaves is pruned, it may have more nodes; at γ = 0 their ranks do not count."""
     nodes_K, ranks_K = got
     is_node_K = nodes_K >= 0
@@ -133,7 +130,7 @@ def replayed(
     queries: QueryBatch,
     params: SearchParams,
     b: int,
-    beams: Mapping[int, NDArray[Any]],
+    beams: Mapping[int, Array],
     rounding: float,
     tree_index: int = 0,
 ) -> tuple[list[Step], list[str]]:

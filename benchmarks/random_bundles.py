@@ -10,9 +10,9 @@ from typing import Any, Literal
 import numpy as np
 import onnx
 import pyarrow as pa
-from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
+from espalier.arrays import Array, Float32, Float64
 from espalier.bundle import Bundle
 from espalier.bundle_writer import GraphContent, Graphs, LinearContent, write_bundle
 from espalier.checks.golden import GOLDEN_COLUMNS, columns_of_golden
@@ -71,13 +71,13 @@ def graphs_of(query_onnx: bytes, weights: ScorerWeights, state_dim: int, node_di
     return Graphs(query_onnx, scorer_graph(weights, state_dim, node_dim), state_dim, weights.form)
 
 
-def drawn(rng: Rng, shape: tuple[int, ...], integer: bool, step: float | None = None) -> NDArray[np.float32]:
+def drawn(rng: Rng, shape: tuple[int, ...], integer: bool, step: float | None = None) -> Float32:
     """float32: small whole numbers, or normal ones, see `stepped`."""
     raw = rng.integers(-2, 3, shape) if integer else stepped(rng.normal(size=shape), step)
     return raw.astype(np.float32)
 
 
-def stepped(raw: NDArray[np.float64], step: float | None) -> NDArray[np.float64]:
+def stepped(raw: Float64, step: float | None) -> Float64:
     """The nearest multiples of `step`, a power of two, less than 256 steps from 0; None: the numbers themselves.
 
     bfloat16 and float16 hold such numbers exactly. A search in lower precision then rounds nothing but its sums, which are float32, and
@@ -96,10 +96,10 @@ def _present_rows(nodes: str) -> list[onnx.NodeProto]:
     ]
 
 
-def history_graphs(rng: Rng, width: int, hidden: int, integer: bool, slope: NDArray[np.float32], step: float | None = None) -> Graphs:
+def history_graphs(rng: Rng, width: int, hidden: int, integer: bool, slope: Float32, step: float | None = None) -> Graphs:
     """History queries: state = W · Σ rows of the history's ancestors; logit = v · PReLU(state + U row)."""
 
-    def weights(*shape: int) -> NDArray[np.float32]:
+    def weights(*shape: int) -> Float32:
         return drawn(rng, shape, integer, step)
 
     query_operators = [
@@ -178,19 +178,19 @@ def make_bundle(
     gamma: float = 0.0,
     own: Literal["logit", "log_activation"] = "logit",
     integer: bool = True,
-    slope: NDArray[np.float32] | None = None,
+    slope: Float32 | None = None,
     name: str = "tiny",
     width: int = 4,
     length: int = 5,
     version: int = 1,
     columns: Mapping[str, Any] | None = None,
     graphs: Graphs | None = None,
-    weights: Mapping[str, NDArray[np.float32]] | None = None,
+    weights: Mapping[str, Float32] | None = None,
     step: float | None = None,
     memory: Memory | None = None,
     encoder: Literal["levels", "sequence"] = "levels",
     dtype: Literal["float32", "float16", "int8"] = "float32",
-    rows: NDArray[np.float32] | None = None,
+    rows: Float32 | None = None,
     **search: int,
 ) -> Bundle:
     """A bundle with random node rows, or given ones, over items `item-0` …, with `columns` beside their titles, written under `folder`.
@@ -241,7 +241,7 @@ def _draft(name: str, version: int, query: QueryKind, ranking: Ranking, search: 
     return ManifestDraft(name=name, version=version, algorithm="random", created=created, query=query, ranking=ranking, search=limits)
 
 
-def sparse_rows(dense_BF: NDArray[Any]) -> SparseRows:
+def sparse_rows(dense_BF: Array) -> SparseRows:
     """The numbers of a matrix that are not 0."""
     row, column = np.nonzero(dense_BF)
     indptr = np.searchsorted(row, np.arange(len(dense_BF) + 1)).astype(np.int64)
@@ -331,7 +331,7 @@ def random_masks(rng: Rng, tree: Tree, batch: int, share: float, others: Sequenc
     return tuple(masks[i] for i in rng.integers(0, 3, batch))
 
 
-def query_graph(nodes: list[onnx.NodeProto], inputs: list[str], constants: dict[str, NDArray[Any]], width: int) -> bytes:
+def query_graph(nodes: list[onnx.NodeProto], inputs: list[str], constants: dict[str, Array], width: int) -> bytes:
     """The bytes of query.onnx; `width` is that of vectors and of node rows."""
     inputs_by_name = {
         "vector": helper.make_tensor_value_info("vector", onnx.TensorProto.FLOAT, ["B", width]),

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from benchmarks.random_bundles import make_bundle
+from espalier.arrays import Float32
 from espalier.bundle import Bundle
 from espalier.queries import QueryBatch
 from espalier.tree import complete_tree
@@ -62,7 +62,7 @@ def synthetic_bundle(folder: Path, height: int, gamma: float = 0.0, seed: int = 
     return make_bundle(folder, rng, tree, gamma=gamma, name=name, rows=rows, graphs=graphs, **sizes)
 
 
-def diffused_rows(rng: np.random.Generator, height: int, dim: int) -> NDArray[np.float32]:
+def diffused_rows(rng: np.random.Generator, height: int, dim: int) -> Float32:
     """float32[N, dim], rows of a complete binary tree whose inner nodes resemble the leaves below them.
 
     Item vectors come down the tree: a child's is √ρ · its parent's + √(1 − ρ) · noise, ρ = LIKENESS. An inner node's row is the mean of

@@ -52,13 +52,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 from pydantic import ValidationError
 
+from espalier.arrays import Array
 from espalier.bundle_files import map_safetensors, read_parquet, read_safetensors, sha256_of
 from espalier.chunks import ARRAYS as CHUNK_ARRAYS
 from espalier.chunks import Chunks, TreeChunks
@@ -154,7 +154,7 @@ class Bundle:
             return self.alone[0].tree
         return self.load_part(FOREST_PARTS[self.tree_index - 1][0] if self.tree_index else TREE, self._tree_of)
 
-    def _tree_of(self, arrays: dict[str, NDArray[Any]]) -> Tree:
+    def _tree_of(self, arrays: dict[str, Array]) -> Tree:
         tree = Tree(**{name: np.array(arrays[name]) for name in ("level_offset", "first_child", "leaf_item")})
         if TreeInfo.of(tree) != self.manifest.tree:
             raise BundleCorrupt("the tree is not the one that the manifest describes")
@@ -188,7 +188,7 @@ class Bundle:
         return rows_of(self.stored_rows)
 
     @cached_property
-    def stored_rows(self) -> NDArray[Any]:
+    def stored_rows(self) -> Array:
         """The node rows as they are stored (espalier.node_rows), mapped."""
         scorer = self.graph_scorer
         file = self.path / "nodes.safetensors"
@@ -208,7 +208,7 @@ class Bundle:
             return self.alone[0].chunks
         return self.load_part(FOREST_PARTS[self.tree_index - 1][1] if self.tree_index else CHUNKS, self._chunks_of)
 
-    def _chunks_of(self, arrays: dict[str, NDArray[Any]]) -> Chunks:
+    def _chunks_of(self, arrays: dict[str, Array]) -> Chunks:
         scorer = self.linear_scorer
         if scorer.dtype == "float16":
             chunks = unpacked(arrays, scorer.features)
@@ -264,7 +264,7 @@ class Bundle:
             raise BundleCorrupt(f"{self.path / 'items.arrow'}: {len(table)} items, the tree holds {self.manifest.tree.items}")
         return table
 
-    def weights(self) -> dict[str, NDArray[Any]]:
+    def weights(self) -> dict[str, Array]:
         """The network's weights by name, mapped. Raises BundleNotFound when the bundle was written without them."""
         if WEIGHTS not in self.manifest.files:
             raise BundleNotFound(f"{self.path / WEIGHTS}: missing; the bundle was written without its network's weights")
@@ -291,7 +291,7 @@ class Bundle:
         _ = self.tree, self.items, self.memory, self.shard, self.tail, self.stacking, self.label_counts()
         _ = self.stored_rows if isinstance(self.manifest.scorer, GraphScorer) else self.trees
 
-    def load_part(self, name: str, make: Callable[[dict[str, NDArray[Any]]], T]) -> T:
+    def load_part(self, name: str, make: Callable[[dict[str, Array]], T]) -> T:
         """Read a file's arrays and return `make` of them. Errors name the file. Raises BundleCorrupt."""
         file = self.path / name
         arrays = read_safetensors(file)

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
+from espalier.arrays import Array, Int64
 from espalier.errors import BundleCorrupt
 
 MAX_HEADER_BYTES = 16 << 20
@@ -35,7 +35,7 @@ V5 = 4
 """The format's version since 2020. Older versions mark compression in another way."""
 
 
-def map_safetensors(file: Path) -> dict[str, NDArray[Any]]:
+def map_safetensors(file: Path) -> dict[str, Array]:
     """The arrays of a safetensors file as read-only maps. (The library's own NumPy loader copies.)"""
     try:
         with file.open("rb") as stream:
@@ -46,7 +46,7 @@ def map_safetensors(file: Path) -> dict[str, NDArray[Any]]:
             header = json.loads(stream.read(length))
         if not isinstance(header, dict):
             raise ValueError("its header is no JSON object")
-        arrays: dict[str, NDArray[Any]] = {}
+        arrays: dict[str, Array] = {}
         for name, entry in header.items():
             if name != "__metadata__":
                 begin, end = entry["data_offsets"]
@@ -64,7 +64,7 @@ def map_safetensors(file: Path) -> dict[str, NDArray[Any]]:
         raise BundleCorrupt(f"{file}: not a readable safetensors file ({error})") from error
 
 
-def read_safetensors(file: Path) -> dict[str, NDArray[Any]]:
+def read_safetensors(file: Path) -> dict[str, Array]:
     """The arrays of a safetensors file: copies in memory of those below COPIED_BYTES, maps of larger ones.
 
     For tables that compiled code follows without checking again: a copy stays as it was checked, whatever happens to the file.
@@ -86,9 +86,9 @@ class Gathered:
     row_R     int64: the row's position in its source
     """
 
-    sources: Sequence[NDArray[Any]]
-    source_R: NDArray[Any] | None
-    row_R: NDArray[np.int64]
+    sources: Sequence[Array]
+    source_R: Array | None
+    row_R: Int64
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -101,7 +101,7 @@ class Gathered:
     def __len__(self) -> int:
         return len(self.row_R)
 
-    def __getitem__(self, rows_slice: slice) -> NDArray[Any]:
+    def __getitem__(self, rows_slice: slice) -> Array:
         """Some of the rows."""
         row_r = self.row_R[rows_slice]
         if self.source_R is None:
@@ -112,11 +112,11 @@ class Gathered:
             rows[of_source] = self.sources[source][row_r[of_source]]
         return rows
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         return np.asarray(self[:], dtype)
 
 
-def write_safetensors(file: Path, arrays: Mapping[str, NDArray[Any] | Gathered]) -> None:
+def write_safetensors(file: Path, arrays: Mapping[str, Array | Gathered]) -> None:
     """Write arrays as `map_safetensors` reads them, block by block. The library writes the same bytes, but copies whole arrays."""
     names = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
     dtype_order = {name: position for position, name in enumerate(DTYPES)}
@@ -136,7 +136,7 @@ def write_safetensors(file: Path, arrays: Mapping[str, NDArray[Any] | Gathered])
                 stream.write(np.ascontiguousarray(block).data.cast("B") if block.size else b"")
 
 
-def _blocks(array: NDArray[Any] | Gathered) -> Iterator[NDArray[Any]]:
+def _blocks(array: Array | Gathered) -> Iterator[Array]:
     """The array, some rows at a time."""
     if not array.shape:
         yield np.asarray(array)

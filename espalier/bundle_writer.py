@@ -14,8 +14,8 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
+from espalier.arrays import Array, Float32
 from espalier.bundle import (
     CHUNKS,
     CONTENT,
@@ -67,7 +67,7 @@ FILE_MODE, FOLDER_MODE = 0o644, 0o755
 class Table(Protocol):
     """An object that is stored as a file of arrays."""
 
-    def arrays(self) -> dict[str, NDArray[Any]]: ...
+    def arrays(self) -> dict[str, Array]: ...
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class ContentParts:
     """Computes rows from items' fields: content.onnx and the arrays of `espalier.content.features`."""
 
     info: ContentInfo
-    arrays: Mapping[str, NDArray[Any]]
+    arrays: Mapping[str, Array]
     content_onnx: bytes
 
 
@@ -109,13 +109,13 @@ class GraphContent:
     """
 
     tree: Tree
-    stored_rows: NDArray[Any] | Gathered
+    stored_rows: Array | Gathered
     state_levels: int
     graphs: Graphs
     items: ItemTable
     golden: pa.Table
     heldout: pa.Table
-    weights: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
+    weights: Mapping[str, Float32] = field(default_factory=dict)
     memory: Memory | None = None
     encoder: Literal["levels", "sequence"] = "levels"
     content: ContentParts | None = None

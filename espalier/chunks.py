@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from espalier.arrays import Array, Float32, Int32, Int64
 from espalier.errors import BundleCorrupt, InvalidQuery
 from espalier.manifest import Ranking
 from espalier.stored_arrays import Dtypes, check_arrays, check_length, check_rows, row_blocks
@@ -51,12 +52,12 @@ class Chunks:
     width         F
     """
 
-    chunk_row: NDArray[np.int64]
-    row_feature: NDArray[np.int32]
-    row_entry: NDArray[np.int64]
+    chunk_row: Int64
+    row_feature: Int32
+    row_entry: Int64
     entry_child: NDArray[np.uint16] | NDArray[np.uint8]
-    entry_weight: NDArray[np.float32] | NDArray[np.float16]
-    bias: NDArray[np.float32]
+    entry_weight: Float32 | NDArray[np.float16]
+    bias: Float32
     width: int
 
     def check(self, tree: Tree) -> None:
@@ -74,7 +75,7 @@ class Chunks:
         if not np.isfinite(self.largest).all():
             raise BundleCorrupt("weights and biases must be finite")
 
-    def _check_children(self, first: int, end: int, children_P: NDArray[np.int64]) -> None:
+    def _check_children(self, first: int, end: int, children_P: Int64) -> None:
         """Raise BundleCorrupt if inner nodes first … end − 1, with so many children, have rows with larger child numbers."""
         begin_P = self.chunk_row[first : end + 1]
         last_R = self.row_entry[begin_P[0] + 1 : begin_P[-1] + 1] - 1  # children ascend, so the last entry has the largest
@@ -82,11 +83,11 @@ class Chunks:
         if np.any(self.entry_child[last_R[used_R]] >= np.repeat(children_P, np.diff(begin_P))[used_R]):
             raise BundleCorrupt("entry_child has numbers of children that a node does not have")
 
-    def arrays(self) -> dict[str, NDArray[Any]]:
+    def arrays(self) -> dict[str, Array]:
         """By their names in ARRAYS."""
         return {name: getattr(self, name) for name in ARRAYS}
 
-    def weights_of(self, tree: Tree, node: int, features: NDArray[np.int32]) -> NDArray[np.float32]:
+    def weights_of(self, tree: Tree, node: int, features: Int32) -> Float32:
         """float32: a node's weights for some features (ascending); 0 for features without a weight."""
         parent = int(tree.parent[node])
         begin, end = int(self.chunk_row[parent]), int(self.chunk_row[parent + 1])
@@ -139,6 +140,6 @@ class TreeChunks(NamedTuple):
     chunks: Chunks
 
 
-def _largest_absolute(array: NDArray[np.float32] | NDArray[np.float16]) -> float:
+def _largest_absolute(array: Float32 | NDArray[np.float16]) -> float:
     """0 for an empty array, NaN if a number is NaN."""
     return float(np.maximum(array.max(), -array.min())) if len(array) else 0.0

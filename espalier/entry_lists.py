@@ -19,13 +19,11 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Array, Int64
 from espalier.compiled_code import compiled
 from espalier.read_only import read_only
 
-Array = NDArray[Any]
-Int64 = NDArray[np.int64]
 BORN, DIED, KEY, NEXT, OTHER_KEY, OTHER_NEXT = range(6)
 """Columns. NEXT: the next entry of the same key. OTHER_KEY and OTHER_NEXT: a second key and its next entry, in lists that have one."""
 FOREVER = np.iinfo(np.int64).max

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Float32, Int64
 from espalier.errors import InvalidInput
 from espalier.fitting import needed, trainer
 from espalier.model import Ask, Model, owned_folder
@@ -64,7 +64,7 @@ class XRLinear:
             self.model_.owns(folder)
         return self
 
-    def predict(self, X: Any, m: int = 5, beam_size: int | None = None) -> NDArray[np.int64]:
+    def predict(self, X: Any, m: int = 5, beam_size: int | None = None) -> Int64:
         """int64[B, m]: the best labels of each row of X, best first; −1 as padding."""
         return self._best_labels(X, m, beam_size)[0]
 
@@ -85,7 +85,7 @@ class XRLinear:
             raise InvalidInput("XRLinear", "not fitted", "`fit` before")
         return self.model_
 
-    def _best_labels(self, X: Any, m: int, beam_size: int | None) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    def _best_labels(self, X: Any, m: int, beam_size: int | None) -> tuple[Int64, Float32]:
         model = self._model
         results = list(model.results(model.encoded(X), Ask(m, beam_size)))
         if not results:

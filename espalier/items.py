@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from espalier.arrays import Array, Int64
 from espalier.bundle_files import map_table
 from espalier.errors import BundleCorrupt, InvalidData
 
@@ -44,15 +45,15 @@ class Items(Protocol):
         """The columns that a caller may ask for, `id` first."""
         ...
 
-    def rows_of(self, ids: Sequence[str]) -> NDArray[np.int64]:
+    def rows_of(self, ids: Sequence[str]) -> Int64:
         """int64[len(ids)]: the item row of each id, −1 if there is none."""
         ...
 
-    def ids_of(self, rows: NDArray[np.int64]) -> list[str]:
+    def ids_of(self, rows: Int64) -> list[str]:
         """The ids at item rows."""
         ...
 
-    def values(self, field: str, rows: NDArray[np.int64]) -> list[Any]:
+    def values(self, field: str, rows: Int64) -> list[Any]:
         """One column's Python values at item rows (int64)."""
         ...
 
@@ -111,12 +112,12 @@ class ItemTable:
         columns = {name: table.column(name) for name in table.column_names if name not in index}
         return ItemTable(pa.table(columns | index).combine_chunks())
 
-    def take(self, rows: NDArray[np.int64]) -> ItemTable:
+    def take(self, rows: Int64) -> ItemTable:
         """The items at some rows (int64)."""
         return ItemTable._indexed(self.to_table().take(pa.array(rows)), self._row_hashes()[rows])
 
     @staticmethod
-    def joined(tables: Sequence[ItemTable], rows: Sequence[NDArray[np.int64]]) -> ItemTable:
+    def joined(tables: Sequence[ItemTable], rows: Sequence[Int64]) -> ItemTable:
         """One table with the items of several tables, which have the same columns and no item in common.
 
         rows  for each table int64: its items' rows in the joined table, together 0, 1, 2, … in any order
@@ -157,7 +158,7 @@ class ItemTable:
         """The columns that a caller may ask for, `id` first."""
         return tuple(name for name in self._table.column_names if name not in (HASH_COLUMN, ROW_COLUMN))
 
-    def rows_of(self, ids: Sequence[str]) -> NDArray[np.int64]:
+    def rows_of(self, ids: Sequence[str]) -> Int64:
         """int64[len(ids)]: the item row of each id, −1 if there is none."""
         if len(ids) == 1:
             return np.array([self.row_of(ids[0])], np.int64)
@@ -189,7 +190,7 @@ class ItemTable:
             self._cache({item_id: row})
         return row
 
-    def ids_of(self, rows: NDArray[np.int64]) -> list[str]:
+    def ids_of(self, rows: Int64) -> list[str]:
         """The ids at item rows."""
         numbers = rows.tolist()
         cached_ids = [self._id_of_row.get(row, "") for row in numbers]  # no id is empty
@@ -199,7 +200,7 @@ class ItemTable:
         _remember(self._id_of_row, dict(zip(numbers, ids, strict=True)), CACHED_IDS)
         return ids
 
-    def _find(self, ids: Sequence[str]) -> NDArray[np.int64]:
+    def _find(self, ids: Sequence[str]) -> Int64:
         """`rows_of` by the hash column."""
         rows = np.full(len(ids), -1, np.int64)
         hashes = np.fromiter((_hash(item_id) for item_id in ids), np.uint64, len(ids))
@@ -223,7 +224,7 @@ class ItemTable:
             slot += 1
         return -1
 
-    def values(self, field: str, rows: NDArray[np.int64]) -> list[Any]:
+    def values(self, field: str, rows: Int64) -> list[Any]:
         """One column's Python values (strings, numbers or lists, as the column has them) at item rows (int64)."""
         values: list[Any] = self._table.column(field).take(pa.array(rows)).to_pylist()
         return values
@@ -253,8 +254,8 @@ def _remember(cache: dict[Any, Any], entries: dict[Any, Any], max_entries: int) 
     cache.update(islice(entries.items(), max_entries))
 
 
-def _one_array(table: pa.Table, name: str) -> NDArray[Any]:
+def _one_array(table: pa.Table, name: str) -> Array:
     column = table.column(name)
     chunk = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-    array: NDArray[Any] = np.asarray(chunk)
+    array: Array = np.asarray(chunk)
     return array

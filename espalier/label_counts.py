@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Array, Int64
 from espalier.errors import BundleCorrupt
 from espalier.stored_arrays import check_arrays, check_length
 
@@ -25,15 +24,15 @@ MAX_COUNT = 1 << 53
 class LabelCounts:
     """counts_I: int64[I], training points or events with each item; points: the number of all points or events."""
 
-    counts_I: NDArray[np.int64]
+    counts_I: Int64
     points: int
 
-    def arrays(self) -> dict[str, NDArray[Any]]:
+    def arrays(self) -> dict[str, Array]:
         """The arrays by their names in the file."""
         return {"counts": self.counts_I, "points": np.array([self.points], np.int64)}
 
     @staticmethod
-    def of_arrays(arrays: Mapping[str, NDArray[Any]], items: int) -> LabelCounts:
+    def of_arrays(arrays: Mapping[str, Array], items: int) -> LabelCounts:
         """The counts of `items` items, from a file's arrays. Raises BundleCorrupt."""
         check_arrays(arrays, {"counts": np.int64, "points": np.int64})
         counts_I, points = arrays["counts"], arrays["points"]

@@ -21,11 +21,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from espalier.arrays import Array, Bool, Float32, Int32, Int64
 from espalier.errors import BundleCorrupt
 from espalier.manifest import LARGEST, MemoryFormula, MemoryInfo
 from espalier.queries import MAX_HISTORY
@@ -58,17 +58,17 @@ class Memory:
     formula     how S was computed from lists of items; None: unknown
     """
 
-    offset: NDArray[np.int64]
-    item: NDArray[np.int32]
+    offset: Int64
+    item: Int32
     value: NDArray[np.float16]
-    weight: NDArray[np.float32]
+    weight: Float32
     key_weight: float
-    repeat: NDArray[np.float32] = field(default_factory=lambda: NO_REPEAT)
-    left_out: NDArray[np.bool_] = field(default_factory=lambda: NONE_LEFT_OUT)
+    repeat: Float32 = field(default_factory=lambda: NO_REPEAT)
+    left_out: Bool = field(default_factory=lambda: NONE_LEFT_OUT)
     formula: MemoryFormula | None = None
 
     @staticmethod
-    def of_arrays(arrays: Mapping[str, NDArray[Any]], info: MemoryInfo, items: int, sources: int) -> Memory:
+    def of_arrays(arrays: Mapping[str, Array], info: MemoryInfo, items: int, sources: int) -> Memory:
         """The memory of a bundle's arrays, checked; items and sources as in `check`. Raises BundleCorrupt."""
         check_arrays(arrays, DTYPES)
         check_length("weight", arrays["weight"], info.length)
@@ -90,7 +90,7 @@ class Memory:
             formula=self.formula,
         )
 
-    def sources(self, history_T: NDArray[Any], item: int, value_of: Callable[[int], float] | None = None) -> list[tuple[int, float]]:
+    def sources(self, history_T: Array, item: int, value_of: Callable[[int], float] | None = None) -> list[tuple[int, float]]:
         """The items of a history that raise an item's key, with the terms λ · Σ w_d · S that they add, largest first.
 
         history_T  item rows, the last item last; −1: no item
@@ -106,7 +106,7 @@ class Memory:
             terms[item] = terms.get(item, 0.0) + self.key_weight * float(self.repeat[bucket_of(position)])
         return sorted(((source, term) for source, term in terms.items() if term > 0), key=lambda entry: -entry[1])
 
-    def leaves_out(self, history_T: NDArray[Any], item: int) -> bool:
+    def leaves_out(self, history_T: Array, item: int) -> bool:
         """Whether an item of a history is excluded, because its bucket is left out."""
         positions = np.flatnonzero(history_T[history_T >= 0][::-1] == item)
         return len(positions) > 0 and bool(self.left_out[bucket_of(int(positions[0]))])
@@ -129,7 +129,7 @@ class Memory:
         offset = np.append(0, np.cumsum(np.minimum(count, most)))
         return replace(self, offset=offset, item=self.item[kept_entries], value=self.value[kept_entries])
 
-    def arrays(self) -> dict[str, NDArray[Any]]:
+    def arrays(self) -> dict[str, Array]:
         """By their names in memory.safetensors."""
         return {name: getattr(self, name) for name in DTYPES}
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Array, Bool, Float32, Int64
 from espalier.compiled_code import compiled
 from espalier.entry_lists import KEY, NO_ENTRIES, EntryArrays, entry_of
 from espalier.masks.eligibility import EligibleNodes
@@ -25,7 +25,6 @@ from espalier.stored_numbers import stored
 from espalier.thread_scratch import ThreadScratch
 from espalier.tree import Tree
 
-Array = NDArray[Any]
 EVERY_NODE, NO_NODES, NO_VALUES = read_only(np.empty(0, np.bool_), np.empty(0, np.int64), np.empty(0, np.float32))
 """Empty arrays, which mean no mask and no entries to compiled code."""
 INDEX_BITS, LAST_INDEX = 32, (1 << 32) - 1
@@ -59,11 +58,11 @@ class MemoryLists:
     values    float32: their mem, above 0
     """
 
-    offset_B: NDArray[np.int64]
-    nodes: NDArray[np.int64]
-    values: NDArray[np.float32]
+    offset_B: Int64
+    nodes: Int64
+    values: Float32
 
-    def take(self, queries: NDArray[np.int64]) -> MemoryLists:
+    def take(self, queries: Int64) -> MemoryLists:
         """The lists of the queries at some positions (int64)."""
         if len(self.offset_B) == 2 and len(queries) == 1:
             return self
@@ -72,7 +71,7 @@ class MemoryLists:
         nodes, values = zip((NO_NODES, np.empty(0, np.float32)), *lists_of_queries, strict=True)
         return MemoryLists(offset_B, np.concatenate(nodes), np.concatenate(values))
 
-    def select(self, keep: NDArray[np.bool_]) -> MemoryLists:
+    def select(self, keep: Bool) -> MemoryLists:
         """The lists with only some nodes. keep: a bool for each entry of `nodes`."""
         return MemoryLists(np.append(0, np.cumsum(keep))[self.offset_B].astype(np.int64), self.nodes[keep], self.values[keep])
 
@@ -85,7 +84,7 @@ class MemoryLists:
         nodes, values = [NO_NODES, *(batch.nodes for batch in batches)], [NO_VALUES, *(batch.values for batch in batches)]
         return MemoryLists(offset_B, np.concatenate(nodes), np.concatenate(values))
 
-    def of(self, b: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    def of(self, b: int) -> tuple[Int64, Float32]:
         """The nodes and values of query b."""
         entries = slice(int(self.offset_B[b]), int(self.offset_B[b + 1]))
         return self.nodes[entries], self.values[entries]
@@ -131,7 +130,7 @@ class MemoryTree:
         return MemoryLists.joined(batches)
 
 
-def _runs(eligible: EligibleNodes) -> Iterator[tuple[int, int, NodeMask | None, NDArray[np.bool_] | None]]:
+def _runs(eligible: EligibleNodes) -> Iterator[tuple[int, int, NodeMask | None, Bool | None]]:
     """Runs of queries with the same mask and the same live items: (begin, end, mask, live items)."""
     masks = eligible.mask_B
     lives = eligible.live_BR or (None,) * len(masks)

@@ -16,14 +16,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Array
 from espalier.compiled_code import compiled
 from espalier.entry_lists import BORN, DIED, KEY, NEXT
 from espalier.memory import BUCKETS
 from espalier.stored_numbers import number
 
-Array = NDArray[Any]
 SOURCE, TARGET = KEY, NEXT + 1
 """Columns of a live entry."""
 AGE_BITS, LAST_AGE = 24, (1 << 24) - 1

@@ -16,11 +16,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from espalier.arrays import Bool, Float64, Int64
 from espalier.errors import InvalidData
 from espalier.search import NO_ITEM
-
-Int64 = NDArray[np.int64]
-Float64 = NDArray[np.float64]
 
 
 def precision_recall_f(item_rows_BM: Int64, relevant: Sequence[Int64], m: int) -> tuple[Float64, Float64, Float64]:
@@ -66,7 +64,7 @@ def ndcg_at_m(item_rows_BM: Int64, relevant: Sequence[Int64], m: int) -> Float64
     return ndcg_B
 
 
-def _hits(rows_BM: Int64, relevant: Sequence[Int64]) -> tuple[NDArray[np.bool_], Int64]:
+def _hits(rows_BM: Int64, relevant: Sequence[Int64]) -> tuple[Bool, Int64]:
     """bool[B, M]: whether each recommendation is relevant; int64[B]: |I_x|."""
     if len(relevant) != len(rows_BM):
         raise InvalidData("relevant", f"{len(relevant)} queries", f"{len(rows_BM)}, one per row of item_rows_BM")

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
+from espalier.arrays import Float32, Int64
 from espalier.bundle import Bundle, versions_in
 from espalier.bundle_writer import with_parts
 from espalier.checks.heldout import HeldOut, Unknown, read_heldout, whole_histories
@@ -86,7 +86,7 @@ class Answers(NamedTuple):
     count_B  int64[B]: the number of items of each query
     """
 
-    count_B: NDArray[np.int64]
+    count_B: Int64
     ids: pa.Array
     scores: pa.Array
     fields: dict[str, pa.Array]
@@ -157,8 +157,8 @@ class Model:
         queries: QueryBatch,
         ask: Ask,
         fields: Sequence[str] = (),
-        seen: Sequence[NDArray[np.int64]] | None = None,
-        m_B: NDArray[np.int64] | None = None,
+        seen: Sequence[Int64] | None = None,
+        m_B: Int64 | None = None,
         filters: Sequence[Mapping[str, object] | None] | None = None,
     ) -> Answers:
         """Search for encoded queries and look up fields of the items; other arguments as in `results`. Raises InvalidQuery."""
@@ -178,8 +178,8 @@ class Model:
         self,
         queries: QueryBatch,
         ask: Ask,
-        seen: Sequence[NDArray[np.int64]] | None = None,
-        m_B: NDArray[np.int64] | None = None,
+        seen: Sequence[Int64] | None = None,
+        m_B: Int64 | None = None,
         filters: Sequence[Mapping[str, object] | None] | None = None,
     ) -> Iterator[SearchResult]:
         """Search for encoded queries, at most BATCH at a time.
@@ -213,7 +213,7 @@ class Model:
         """Queries as the engine takes them. See `search`."""
         return self.with_seen(queries)[0]
 
-    def with_seen(self, queries: Any) -> tuple[QueryBatch, Sequence[NDArray[np.int64]] | None]:
+    def with_seen(self, queries: Any) -> tuple[QueryBatch, Sequence[Int64] | None]:
         """Queries as the engine takes them; for histories also the item rows of each whole history (−1: unknown)."""
         kind = self.bundle.manifest.query
         if isinstance(kind, FeaturesKind) and (isinstance(queries, np.ndarray) or hasattr(queries, "tocsr")):
@@ -238,13 +238,13 @@ class Model:
         parsed = self._filters.parse(_plain(filter or {}), _plain(exclude_filter or {}))
         return self._filters.mask(parsed) if parsed else None
 
-    def item_rows(self) -> NDArray[np.float32]:
+    def item_rows(self) -> Float32:
         """float32[I, D]: the node row of each item's leaf, in the order of `bundle.items`. Raises InvalidInput for linear scorers."""
         if not isinstance(self.bundle.manifest.scorer, GraphScorer):
             raise InvalidInput("model", self.bundle.manifest.scorer.kind, "a model of node rows: linear scorers have weights")
         return np.asarray(self.bundle.node_rows_ND[self.bundle.tree.leaf_of_item], np.float32)
 
-    def states(self, queries: Any) -> NDArray[np.float32]:
+    def states(self, queries: Any) -> Float32:
         """float32[B, S]: the states of queries on the leaf level. In inner products as wide as a row."""
         batch, leaf_level = self.encoded(queries), self.bundle.tree.height
         blocks = [batch.take(at) for at in np.split(np.arange(len(batch)), range(BATCH, len(batch), BATCH))]
@@ -340,7 +340,7 @@ class Model:
             raise InvalidInput("data", None, f"a log: {self.name} version {self.version} has no held-out queries")
         return held_out
 
-    def _queries_of(self, log: Path, scratch: Path, user: str, item: str, time: str | None) -> tuple[QueryBatch, list[NDArray[np.int64]]]:
+    def _queries_of(self, log: Path, scratch: Path, user: str, item: str, time: str | None) -> tuple[QueryBatch, list[Int64]]:
         """Histories of a log and their relevant item rows, without users whose history or relevant items the model does not know.
 
         scratch  as in `look`
@@ -367,7 +367,7 @@ class Model:
             raise InvalidInput("data", log.name, "one user at least with items in both halves that the model knows")
         return pad_histories(self.bundle.manifest.query, [first for first, _ in pairs]), [last for _, last in pairs]
 
-    def _with_unknown(self, ids: Sequence[str]) -> NDArray[np.int64]:
+    def _with_unknown(self, ids: Sequence[str]) -> Int64:
         """The rows of items. Each unknown item gets a row of its own beyond the catalogue, which no answer has."""
         rows = self.bundle.items.rows_of(ids)
         unknown = np.flatnonzero(rows < 0)
@@ -454,7 +454,7 @@ def _unpickled(files: Mapping[str, bytes], name: str, version: int, device: Devi
         return model
 
 
-def _blocks(count: int, excluded: Sequence[NDArray[np.int64]] | None) -> Iterator[NDArray[np.int64]]:
+def _blocks(count: int, excluded: Sequence[Int64] | None) -> Iterator[Int64]:
     """Positions of the queries of each engine call: BATCH, or fewer if their padded array of excluded items would be too large."""
     begin = 0
     while begin < count:

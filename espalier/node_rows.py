@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from espalier.arrays import Array, Float32
+
 LARGEST_CODE = 127
 LOWEST, HIGHEST = -24, 8
 """Range of exponents: float16 holds numbers from 2^-24 to 128 · 2^8, and few beyond."""
@@ -75,7 +76,7 @@ def stored_as(rows_ND: Any, dtype: Any) -> Array:
     return stored
 
 
-def rounded(rows_ND: Array, dtype: Any) -> NDArray[np.float32]:
+def rounded(rows_ND: Array, dtype: Any) -> Float32:
     """float32[N, D]: rows rounded as a bundle of this dtype stores them. Raises as `stored_as`."""
     return np.asarray(rows_of(stored_as(rows_ND, dtype)), np.float32)
 

@@ -11,16 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Array
 from espalier.chunks import Chunks
 from espalier.errors import BundleCorrupt
 from espalier.stored_arrays import BLOCK, Dtypes, check_arrays, check_length, rises
 
-Array = NDArray[Any]
 NARROW = (np.uint8, np.uint16, np.int32)
 PACKED: Dtypes = {
     "chunk_row": np.int64,

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
+from espalier.arrays import Float32, Float64, Int64
 from espalier.errors import InvalidQuery
 from espalier.items import Items
 from espalier.text.blocks import TextBlock
@@ -83,7 +83,7 @@ class QueryBatch:
     """
 
     kind: Kind
-    rows: NDArray[np.int64] | NDArray[np.float32] | SparseRows
+    rows: Int64 | Float32 | SparseRows
 
     def __post_init__(self) -> None:
         if isinstance(self.kind, FeaturesKind | TextKind):
@@ -98,7 +98,7 @@ class QueryBatch:
         return len(self.rows)
 
     @property
-    def array(self) -> NDArray[np.int64] | NDArray[np.float32]:
+    def array(self) -> Int64 | Float32:
         """The rows of histories or vectors. Raises InvalidQuery for other kinds."""
         if isinstance(self.rows, SparseRows):
             raise InvalidQuery("queries", f"{self.kind.kind} queries", "histories or vectors")
@@ -126,7 +126,7 @@ class QueryBatch:
         if not finite.all():
             raise InvalidQuery("features.values" if sparse else "vector", float(numbers[~finite][0]), "finite numbers")
 
-    def take(self, rows: NDArray[np.int64]) -> QueryBatch:
+    def take(self, rows: Int64) -> QueryBatch:
         """The queries at `rows` (int64)."""
         return QueryBatch(self.kind, self.rows.take(rows) if isinstance(self.rows, SparseRows) else self.rows[rows])
 
@@ -156,7 +156,7 @@ def blank_queries(kind: Kind, batch: int) -> QueryBatch:
     return QueryBatch(kind, np.zeros((batch, kind.width), np.float32))
 
 
-def pad_histories(kind: HistoryKind, histories: Sequence[NDArray[np.int64]]) -> QueryBatch:
+def pad_histories(kind: HistoryKind, histories: Sequence[Int64]) -> QueryBatch:
     """A batch from item rows, oldest first; entries below 0 (unknown items) are skipped, then the last T count."""
     array = np.full((len(histories), kind.length), PADDING, np.int64)
     for row, history in zip(array, histories, strict=True):
@@ -166,7 +166,7 @@ def pad_histories(kind: HistoryKind, histories: Sequence[NDArray[np.int64]]) -> 
     return QueryBatch(kind, array)
 
 
-def encode_histories(kind: HistoryKind, items: Items, histories: Sequence[Sequence[str]]) -> tuple[QueryBatch, list[NDArray[np.int64]]]:
+def encode_histories(kind: HistoryKind, items: Items, histories: Sequence[Sequence[str]]) -> tuple[QueryBatch, list[Int64]]:
     """A batch from item ids, and each history's item rows (−1 for an id that the catalogue does not have)."""
     if len(histories) == 1:
         rows = [items.rows_of(histories[0])]
@@ -215,7 +215,7 @@ def encode_features(kind: FeaturesKind, queries: Sequence[tuple[Sequence[int], S
     return QueryBatch(kind, rows.normalised() if kind.unit else rows)
 
 
-def _in_32_bits(field: str, numbers: Sequence[float]) -> NDArray[np.float64]:
+def _in_32_bits(field: str, numbers: Sequence[float]) -> Float64:
     """The numbers as an array. Raises InvalidQuery for a number that no finite float32 holds."""
     wide = np.asarray(numbers, np.float64)
     too_large = ~(np.abs(wide) <= np.finfo(np.float32).max)  # also true for NaN

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from espalier.arrays import Array
 
 
 def read_only(*arrays: Array) -> tuple[Array, ...]:

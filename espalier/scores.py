@@ -13,21 +13,21 @@ from __future__ import annotations
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Bool, Float32, Float64, Int64
 from espalier.manifest import LARGEST, Calibration, Ranking
 from espalier.search import NO_ITEM, LevelTrace, SearchResult
 
 
 def finish(
     ranking: Ranking,
-    m_B: NDArray[np.int64],
-    eligible_B: NDArray[np.int64],
-    item_rows_BM: NDArray[np.int64],
-    ranks_BM: NDArray[np.float32],
+    m_B: Int64,
+    eligible_B: Int64,
+    item_rows_BM: Int64,
+    ranks_BM: Float32,
     traces: tuple[tuple[LevelTrace, ...], ...] = (),
-    finite_B: NDArray[np.bool_] | None = None,
-    keys_BM: NDArray[np.float32] | None = None,
+    finite_B: Bool | None = None,
+    keys_BM: Float32 | None = None,
 ) -> SearchResult:
     """The result of a search from its best leaves. Columns past a query's m, or with rank −inf, have no item.
 
@@ -56,7 +56,7 @@ def finish(
     )
 
 
-def scores_of_ranks(ranking: Ranking, ranks: NDArray[np.float32]) -> NDArray[np.float32]:
+def scores_of_ranks(ranking: Ranking, ranks: Float32) -> Float32:
     """float32, same shape, in [0, 1]: the scores of ranks, or of keys if there is a memory; 0 for −inf.
 
     By the calibration if there is one, else by the exponential (`path`) or the sigmoid. Scores never fall as keys rise. Different keys may
@@ -70,7 +70,7 @@ def scores_of_ranks(ranking: Ranking, ranks: NDArray[np.float32]) -> NDArray[np.
     return (1 / (1 + np.exp(np.minimum(np.maximum(-wide, -700), 700)))).astype(np.float32)  # 1 / (1 + e^700) is 0 in float32
 
 
-def log_scores(ranking: Ranking, ranks: NDArray[np.float32]) -> NDArray[np.float64]:
+def log_scores(ranking: Ranking, ranks: Float32) -> Float64:
     """float64, same shape: the logs of `scores_of_ranks`, finite even where float32 rounds a score to 0; −inf for −inf."""
     wide = ranks.astype(np.float64)
     if ranking.calibration is None and ranking.own == "log_activation":
@@ -82,7 +82,7 @@ def log_scores(ranking: Ranking, ranks: NDArray[np.float32]) -> NDArray[np.float
     return np.where(ranks > -np.inf, logs, -np.inf)
 
 
-def bent(calibration: Calibration, keys: NDArray[np.float64]) -> NDArray[np.float64]:
+def bent(calibration: Calibration, keys: Float64) -> Float64:
     """float64, same shape: the piecewise linear function through a calibration's knots; the keys unchanged without knots."""
     if not calibration.knots:
         return keys
@@ -94,7 +94,7 @@ def bent(calibration: Calibration, keys: NDArray[np.float64]) -> NDArray[np.floa
 
 
 @lru_cache(maxsize=64)
-def _pieces(knots: tuple[tuple[float, float], ...]) -> tuple[NDArray[np.float64], ...]:
+def _pieces(knots: tuple[tuple[float, float], ...]) -> tuple[Float64, ...]:
     """The keys of the knots; of each piece between two: its width, its first value, its rise, and the value that it must not exceed."""
     knot_K, value_K = np.array(knots).T
     return knot_K, np.diff(knot_K), value_K[:-1], np.diff(value_K), np.append(value_K[1:-1], np.inf)

@@ -21,8 +21,8 @@ from functools import cached_property
 from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Bool, Float32, Float64, Int64
 from espalier.errors import InvalidInput, InvalidQuery
 from espalier.queries import QueryBatch
 
@@ -32,7 +32,7 @@ NO_ITEM = -1
 """Padding in `item_rows_BM` and `exclude_BE`."""
 
 
-def padded(lists: Sequence[NDArray[np.int64]], width: int | None = None) -> NDArray[np.int64]:
+def padded(lists: Sequence[Int64], width: int | None = None) -> Int64:
     """int64[B, E = width]: lists of item rows, NO_ITEM behind each. None: as wide as the longest, at least 1."""
     rows_BE = np.full((len(lists), width or max(1, *map(len, lists))), NO_ITEM, np.int64)
     for row_E, rows in zip(rows_BE, lists, strict=True):
@@ -59,10 +59,10 @@ class NodeMask:
             None: the mask is the same for all snapshots
     """
 
-    eligible_N: NDArray[np.bool_]
+    eligible_N: Bool
     items: int
     others: tuple[NodeMask, ...] = ()
-    live_R: NDArray[np.bool_] | None = None
+    live_R: Bool | None = None
     at: Callable[[Any], NodeMask | None] | None = None
 
     def of_tree(self, tree_index: int) -> NodeMask:
@@ -74,7 +74,7 @@ class NodeMask:
         return self if tree_index == 0 else self.others[tree_index - 1]
 
     @cached_property
-    def every_tree_N(self) -> NDArray[np.bool_]:
+    def every_tree_N(self) -> Bool:
         """bool: `eligible_N` of all trees, one after the other."""
         return np.concatenate([self.eligible_N, *(mask.eligible_N for mask in self.others)]) if self.others else self.eligible_N
 
@@ -95,21 +95,21 @@ class SearchParams:
     mask_B        None, or each query's NodeMask (None: all items are eligible); queries with the same filter should share one object
     """
 
-    beam_size_B: NDArray[np.int64]
-    m_B: NDArray[np.int64]
-    exclude_BE: NDArray[np.int64] | None = None
+    beam_size_B: Int64
+    m_B: Int64
+    exclude_BE: Int64 | None = None
     trace: bool = False
     mask_B: tuple[NodeMask | None, ...] | None = None
 
     @staticmethod
     def uniform(
-        batch: int, beam_size: int, m: int, exclude_BE: NDArray[np.int64] | None = None, trace: bool = False, mask: NodeMask | None = None
+        batch: int, beam_size: int, m: int, exclude_BE: Int64 | None = None, trace: bool = False, mask: NodeMask | None = None
     ) -> SearchParams:
         """The same beam size, m and mask for every query."""
         mask_B = None if mask is None else (mask,) * batch
         return SearchParams(np.full(batch, beam_size, np.int64), np.full(batch, m, np.int64), exclude_BE, trace, mask_B)
 
-    def take(self, queries: NDArray[np.int64]) -> SearchParams:
+    def take(self, queries: Int64) -> SearchParams:
         """The parameters of the queries at some positions (int64)."""
         return replace(
             self,
@@ -177,12 +177,12 @@ class LevelTrace:
     """
 
     level: int
-    nodes_BK: NDArray[np.int64]
-    ranks_BK: NDArray[np.float32]
-    candidates_BC: NDArray[np.int64]
-    candidate_ranks_BC: NDArray[np.float32]
-    keys_BK: NDArray[np.float32]
-    candidate_keys_BC: NDArray[np.float32]
+    nodes_BK: Int64
+    ranks_BK: Float32
+    candidates_BC: Int64
+    candidate_ranks_BC: Float32
+    keys_BK: Float32
+    candidate_keys_BC: Float32
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,8 +196,8 @@ class Frontier:
     ranks_BK  float32[B, K]   −inf for padding
     """
 
-    nodes_BK: NDArray[np.int64]
-    ranks_BK: NDArray[np.float32]
+    nodes_BK: Int64
+    ranks_BK: Float32
 
 
 @dataclass(frozen=True)
@@ -208,11 +208,11 @@ class Coverage:
     answered_BS  bool[B, S]
     """
 
-    items_S: NDArray[np.int64]
-    answered_BS: NDArray[np.bool_]
+    items_S: Int64
+    answered_BS: Bool
 
     @property
-    def items_B(self) -> NDArray[np.float64]:
+    def items_B(self) -> Float64:
         """float64[B]: the share of the catalogue's items that the answering shards hold; 1 if all shards answered."""
         return np.asarray(self.answered_BS @ self.items_S / self.items_S.sum(), np.float64)
 
@@ -241,17 +241,17 @@ class SearchResult:
     leaf_states_BS  float32[B, S], for that placement: the queries' states on the leaf level; None for linear scorers
     """
 
-    item_rows_BM: NDArray[np.int64]
-    scores_BM: NDArray[np.float32]
-    ranks_BM: NDArray[np.float32]
-    keys_BM: NDArray[np.float32]
-    count_B: NDArray[np.int64]
-    complete_B: NDArray[np.bool_]
+    item_rows_BM: Int64
+    scores_BM: Float32
+    ranks_BM: Float32
+    keys_BM: Float32
+    count_B: Int64
+    complete_B: Bool
     traces: tuple[tuple[LevelTrace, ...], ...] = ()
-    finite_B: NDArray[np.bool_] | None = None
+    finite_B: Bool | None = None
     coverage: Coverage | None = None
     frontiers: tuple[Frontier, ...] = ()
-    leaf_states_BS: NDArray[np.float32] | None = None
+    leaf_states_BS: Float32 | None = None
 
 
 class Engine(Protocol):

@@ -12,11 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Array, Int64
 from espalier.errors import BundleCorrupt
 from espalier.manifest import ShardInfo, TreeInfo
 from espalier.stored_arrays import check_arrays, check_length, check_rows
@@ -30,11 +29,11 @@ LARGEST = np.iinfo(np.int64).max
 class ShardParts:
     """items: int64[I_s] · nodes: int64[N_s] of each tree. See the module: by a shard's row or number, that of the whole bundle."""
 
-    items: NDArray[np.int64]
-    nodes: tuple[NDArray[np.int64], ...]
+    items: Int64
+    nodes: tuple[Int64, ...]
 
     @staticmethod
-    def of_arrays(arrays: Mapping[str, NDArray[Any]], info: ShardInfo, trees: Sequence[TreeInfo]) -> ShardParts:
+    def of_arrays(arrays: Mapping[str, Array], info: ShardInfo, trees: Sequence[TreeInfo]) -> ShardParts:
         """Items and nodes from a file's arrays, checked. trees: of the shard. Raises BundleCorrupt if they do not fit the manifest."""
         names = [nodes_name(tree_index) for tree_index in range(len(trees))]
         check_arrays(arrays, dict.fromkeys([ITEMS, *names], np.int64))
@@ -46,7 +45,7 @@ class ShardParts:
                 raise BundleCorrupt(f"{name} begins with node {arrays[name][0]}, expected the root, 0")
         return ShardParts(arrays[ITEMS], tuple(arrays[name] for name in names))
 
-    def arrays(self) -> dict[str, NDArray[np.int64]]:
+    def arrays(self) -> dict[str, Int64]:
         """By their names in shard.safetensors."""
         return {ITEMS: self.items} | {nodes_name(tree_index): nodes for tree_index, nodes in enumerate(self.nodes)}
 

@@ -33,11 +33,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from espalier.arrays import Array, Float32, Int32, Int64
 from espalier.errors import BundleCorrupt
 from espalier.manifest import StackingInfo
 from espalier.stored_arrays import check_arrays, check_length, check_rows
@@ -88,18 +89,18 @@ class StackingTables(NamedTuple):
     log_weight      float32[I], ≤ 0
     """
 
-    posting_begin: NDArray[np.int64]
+    posting_begin: Int64
     posting_point: NDArray[np.uint16]
-    label_begin: NDArray[np.int64]
-    label: NDArray[np.int32]
-    beside_begin: NDArray[np.int64]
-    beside: NDArray[np.int32]
-    feature_weight: NDArray[np.float32]
+    label_begin: Int64
+    label: Int32
+    beside_begin: Int64
+    beside: Int32
+    feature_weight: Float32
     posting_value: NDArray[np.float16]
-    label_value: NDArray[np.float32]
-    beside_share: NDArray[np.float32]
-    log_count: NDArray[np.float32]
-    log_weight: NDArray[np.float32]
+    label_value: Float32
+    beside_share: Float32
+    log_count: Float32
+    log_weight: Float32
 
     @property
     def points(self) -> int:
@@ -148,14 +149,14 @@ class StackingNetwork:
     bias_3 float32[1]
     """
 
-    mean: NDArray[np.float32]
-    scale: NDArray[np.float32]
-    weight_1: NDArray[np.float32]
-    bias_1: NDArray[np.float32]
-    weight_2: NDArray[np.float32]
-    bias_2: NDArray[np.float32]
-    weight_3: NDArray[np.float32]
-    bias_3: NDArray[np.float32]
+    mean: Float32
+    scale: Float32
+    weight_1: Float32
+    bias_1: Float32
+    weight_2: Float32
+    bias_2: Float32
+    weight_3: Float32
+    bias_3: Float32
 
     def check(self) -> None:
         """Raise BundleCorrupt unless the arrays fit each other and are finite."""
@@ -179,13 +180,13 @@ class Stacking:
     tables: StackingTables
     network: StackingNetwork
 
-    def arrays(self) -> dict[str, NDArray[Any]]:
+    def arrays(self) -> dict[str, Array]:
         """The arrays by their names in the file."""
         named = {name: getattr(self.tables, name) for name in TABLES} | {name: getattr(self.network, name) for name in NETWORK}
         return {name: np.ascontiguousarray(array) for name, array in named.items()}
 
     @staticmethod
-    def of_arrays(arrays: Mapping[str, NDArray[Any]], info: StackingInfo, items: int, width: int) -> Stacking:
+    def of_arrays(arrays: Mapping[str, Array], info: StackingInfo, items: int, width: int) -> Stacking:
         """The stacker of `items` items and `width` features, from a file's arrays. Raises BundleCorrupt."""
         if arrays.keys() != {*TABLES, *NETWORK}:
             raise BundleCorrupt(f"arrays {sorted(arrays)}, expected {sorted((*TABLES, *NETWORK))}")

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Array, Int64
 from espalier.errors import BundleCorrupt
 
 Dtype = type[np.generic]
@@ -17,7 +16,7 @@ BLOCK = 1 << 22
 """Entries that are checked at a time, which bounds the memory of intermediate arrays."""
 
 
-def check_arrays(arrays: Mapping[str, NDArray[Any]], dtypes: Dtypes) -> None:
+def check_arrays(arrays: Mapping[str, Array], dtypes: Dtypes) -> None:
     """Raise BundleCorrupt unless these are one-dimensional arrays of these names and types."""
     if arrays.keys() != dtypes.keys():
         raise BundleCorrupt(f"arrays {sorted(arrays)}, expected {sorted(dtypes)}")
@@ -28,13 +27,13 @@ def check_arrays(arrays: Mapping[str, NDArray[Any]], dtypes: Dtypes) -> None:
             raise BundleCorrupt(f"{name} is {array.dtype}{list(array.shape)}, expected one-dimensional {expected}")
 
 
-def check_length(name: str, array: NDArray[Any], length: int) -> None:
+def check_length(name: str, array: Array, length: int) -> None:
     """Raise BundleCorrupt unless an array has `length` entries."""
     if len(array) != length:
         raise BundleCorrupt(f"{name} has {len(array)} entries, expected {length}")
 
 
-def check_rows(name: str, numbers: NDArray[Any], begin: NDArray[np.int64], rows: int, width: int) -> None:
+def check_rows(name: str, numbers: Array, begin: Int64, rows: int, width: int) -> None:
     """Raise BundleCorrupt unless `begin` divides numbers into `rows` rows, each ascending and from 0 to width − 1."""
     if not rises(begin, rows, len(numbers)):
         raise BundleCorrupt(f"{name}: {len(begin)} beginnings of rows, expected {rows + 1} from 0 to {len(numbers)} that never decrease")
@@ -47,7 +46,7 @@ def check_rows(name: str, numbers: NDArray[Any], begin: NDArray[np.int64], rows:
             raise BundleCorrupt(f"{name} is not strictly ascending within a row")
 
 
-def row_blocks(begin: NDArray[Any]) -> Iterator[tuple[int, int]]:
+def row_blocks(begin: Array) -> Iterator[tuple[int, int]]:
     """Blocks of consecutive rows, as (first, end): at most BLOCK entries, or one row with more. begin: where each row's entries begin."""
     first = 0
     while first < len(begin) - 1:
@@ -56,13 +55,13 @@ def row_blocks(begin: NDArray[Any]) -> Iterator[tuple[int, int]]:
         first = end
 
 
-def rises(begin: NDArray[Any], rows: int, entries: int) -> bool:
+def rises(begin: Array, rows: int, entries: int) -> bool:
     """Whether `begin` can divide `entries` entries into `rows` rows: from 0 to `entries`, never decreasing."""
     ends = len(begin) == rows + 1 and begin[0] == 0 and begin[-1] == entries
     return bool(ends and not np.any(begin[1:] < begin[:-1]))  # differences could wrap
 
 
-def ascends_in_rows(column: NDArray[Any], begin: NDArray[np.int64]) -> bool:
+def ascends_in_rows(column: Array, begin: Int64) -> bool:
     """Whether the entries of each row are in ascending order, none twice."""
     falls = column[1:] <= column[:-1]
     falls[begin[(begin > 0) & (begin < len(column))] - 1] = False

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 from numba import types
 from numba.extending import overload
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from espalier.arrays import Array
 
 
 def stored(array: Array) -> Array:

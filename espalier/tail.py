@@ -16,11 +16,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Array, Float32, Float64, Int32, Int64
 from espalier.errors import BundleCorrupt
 from espalier.manifest import TailInfo
 from espalier.stored_arrays import Dtypes, check_arrays, check_length, check_rows
@@ -40,25 +39,23 @@ class Tail:
     """
 
     info: TailInfo
-    row_begin: NDArray[np.int64]
-    feature: NDArray[np.int32]
-    value: NDArray[np.float32]
+    row_begin: Int64
+    feature: Int32
+    value: Float32
     width: int
 
     @cached_property
-    def square_I(self) -> NDArray[np.float64]:
+    def square_I(self) -> Float64:
         """float64[I]: the squared lengths of the rows."""
         squares = np.concatenate([[0], np.cumsum(self.value.astype(np.float64) ** 2)])
         return np.asarray(squares[self.row_begin[1:]] - squares[self.row_begin[:-1]])
 
-    def part(self, features: NDArray[np.int32], values: NDArray[np.float32], item: int) -> float:
+    def part(self, features: Int32, values: Float32, item: int) -> float:
         """(1 − α) · log near of one item and a query of some features, ascending, and their values; explanations show it."""
         entries = slice(int(self.row_begin[item]), int(self.row_begin[item + 1]))
         return self.part_of_row(features, values, self.feature[entries], self.value[entries])
 
-    def part_of_row(
-        self, features: NDArray[np.int32], values: NDArray[np.float32], row_features: NDArray[np.int32], row_values: NDArray[np.float32]
-    ) -> float:
+    def part_of_row(self, features: Int32, values: Float32, row_features: Int32, row_values: Float32) -> float:
         """`part` for an item's row, which a live item brings itself."""
         _, query_positions, row_positions = np.intersect1d(features, row_features, assume_unique=True, return_indices=True)
         query, row = values.astype(np.float64), row_values.astype(np.float64)
@@ -70,12 +67,12 @@ class Tail:
             near = -np.logaddexp(0, min(self.info.gamma / 2 * distance, FARTHEST))
         return float((1 - self.info.alpha) * near)
 
-    def arrays(self) -> dict[str, NDArray[Any]]:
+    def arrays(self) -> dict[str, Array]:
         """The arrays by their names in the file."""
         return {name: np.ascontiguousarray(getattr(self, name)) for name in ARRAYS}
 
     @staticmethod
-    def of_arrays(arrays: Mapping[str, NDArray[Any]], info: TailInfo, items: int, width: int) -> Tail:
+    def of_arrays(arrays: Mapping[str, Array], info: TailInfo, items: int, width: int) -> Tail:
         """The tail of `items` items, from a file's arrays. Raises BundleCorrupt."""
         check_arrays(arrays, ARRAYS)
         tail = Tail(info, **arrays, width=width)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Int64
 from espalier.errors import InvalidTree
 
 EMPTY_LEAF = -1
@@ -21,8 +21,6 @@ EMPTY_LEAF = -1
 
 BLOCK = 1 << 15
 """Nodes of one NumPy call that holds the interpreter's lock: a service loads trees while it answers requests."""
-
-Int64 = NDArray[np.int64]
 
 
 @dataclass(frozen=True)

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
+from espalier.arrays import Int64
 from espalier.bundle import Bundle
 from espalier.queries import HistoryKind, pad_histories
 from espalier.search import SearchParams
 from training.golden import golden_answers
 
 
-def golden_of_histories(bundle: Bundle, histories: Sequence[NDArray[np.int64]], beams: Sequence[int], ms: Sequence[int]) -> pa.Table:
+def golden_of_histories(bundle: Bundle, histories: Sequence[Int64], beams: Sequence[int], ms: Sequence[int]) -> pa.Table:
     """The golden table of histories of item rows."""
     kind = bundle.manifest.query
     assert isinstance(kind, HistoryKind)

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 from tqdm import tqdm
 
+from espalier.arrays import Float32, Float64, Int64
 from espalier.bundle import Bundle
 from espalier.checks.heldout import RECALL_COLUMN, Unknown, read_heldout, whole_histories
 from espalier.errors import InvalidConfig, InvalidData
@@ -24,7 +24,6 @@ from espalier.queries import HistoryKind, Kind, QueryBatch, VectorKind, pad_hist
 from espalier.rerank.ranker import Reranker
 from espalier.search import Engine, NodeMask, SearchParams, padded
 
-from .arrays import Int64
 from .data.splits import EvaluationPair, without_seen
 from .graded import Grades, graded_figures, grades_of, print_graded
 
@@ -175,7 +174,7 @@ def measure(
     if not len(labelled):
         raise InvalidData("held-out queries", 0, "at least one with a relevant item")
     rows: list[dict[str, Any]] = []
-    recalls: dict[int, dict[int, NDArray[np.float64]]] = {m: {} for m in ms}
+    recalls: dict[int, dict[int, Float64]] = {m: {} for m in ms}
     for beam in beams:
         found_BM, scores_BM, seconds, rerank_s = _search_all(engine, labelled, beam, max(ms), batch, rerank)
         times = {"ms_per_query": seconds * 1e3 / len(labelled)}
@@ -196,14 +195,14 @@ def measure(
     return rows
 
 
-def _quality(found_BM: Int64, relevant: Sequence[Int64], m: int) -> tuple[dict[str, float], NDArray[np.float64]]:
+def _quality(found_BM: Int64, relevant: Sequence[Int64], m: int) -> tuple[dict[str, float], Float64]:
     """Means over queries, and float64[B]: the recall of each query."""
     precision_B, recall_B, f_B = precision_recall_f(found_BM, relevant, m)
     columns = {"precision": precision_B, "recall": recall_B, "f": f_B, "ndcg": ndcg_at_m(found_BM, relevant, m)}
     return {name: float(column_B.mean()) for name, column_B in columns.items()}, recall_B
 
 
-def _against_smaller(recall_by_beam: Mapping[int, NDArray[np.float64]], beam: int) -> dict[str, Any] | None:
+def _against_smaller(recall_by_beam: Mapping[int, Float64], beam: int) -> dict[str, Any] | None:
     """The difference of a beam's recall (float64[B]) from that of the smaller beam with the highest mean; None if there is none."""
     smaller_beams = [size for size in sorted(recall_by_beam) if size < beam]
     if not smaller_beams or len(recall_by_beam[beam]) < 2:
@@ -240,7 +239,7 @@ def _falls(against: dict[str, Any]) -> bool:
 
 def _search_all(
     engine: Engine, labelled: LabelledQueries, beam: int, m: int, batch: int, rerank: Rerank | None = None
-) -> tuple[Int64, NDArray[np.float32], float, float]:
+) -> tuple[Int64, Float32, float, float]:
     """int64[B, M] item rows, their scores, and the seconds in the engine and in the ranker, after one call to warm them up.
 
     With a ranker, scores are those of the search, and not in the order of the item rows.
@@ -248,7 +247,7 @@ def _search_all(
     width = m if rerank is None else max(m, rerank.depth)
     queries, exclude_BE, mask = labelled.queries, labelled.exclude_BE, labelled.mask
 
-    def call(rows: Int64) -> tuple[Int64, NDArray[np.float32], float, float]:
+    def call(rows: Int64) -> tuple[Int64, Float32, float, float]:
         params = SearchParams.uniform(len(rows), beam, width, None if exclude_BE is None else exclude_BE[rows], mask=mask)
         batch_queries = queries.take(rows)
         begin = time.perf_counter()

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from espalier.arrays import Float32, Float64, Int64
 from espalier.bundle import Bundle
 from espalier.checks.heldout import RELEVANCE
 from espalier.errors import BundleCorrupt
@@ -33,12 +34,12 @@ class Grades:
     inverse_propensity_I  float64[I]; None: not known
     """
 
-    relevance: Sequence[NDArray[np.float32]] | None
+    relevance: Sequence[Float32] | None
     scale: float = 1.0
-    inverse_propensity_I: NDArray[np.float64] | None = None
+    inverse_propensity_I: Float64 | None = None
 
 
-def grades_of(bundle: Bundle, relevance: Sequence[NDArray[np.float32]] | None) -> Grades | None:
+def grades_of(bundle: Bundle, relevance: Sequence[Float32] | None) -> Grades | None:
     """The grades of queries with this relevance, by a bundle; None if it has neither degrees nor propensities.
 
     Raises BundleCorrupt if `data.relevance.scale` of the manifest is no number above 0.
@@ -57,9 +58,9 @@ def grades_of(bundle: Bundle, relevance: Sequence[NDArray[np.float32]] | None) -
 
 
 def graded_figures(
-    relevant: Sequence[NDArray[np.int64]],
+    relevant: Sequence[Int64],
     grades: Grades,
-    item_rows_BM: NDArray[np.int64],
+    item_rows_BM: Int64,
     scores_BM: NDArray[np.floating],
     ms: Sequence[int],
     items: int,

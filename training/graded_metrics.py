@@ -15,13 +15,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Float64, Int64
 from espalier.errors import InvalidData
 
 from .graded_relevance import Relevance
 
-Float64 = NDArray[np.float64]
 Errors = Literal["largest", "predicted"]
 """Which errors count: the k largest over all labels (Eq. 1 and 2), or the errors of the k best predictions (the released program)."""
 TIE = 1e-6
@@ -37,8 +36,8 @@ class RankedErrors:
     error_E            float64[E], at least 0
     """
 
-    row_E: NDArray[np.int64]
-    position_E: NDArray[np.int64]
+    row_E: Int64
+    position_E: Int64
     error_E: Float64
     points: int
 
@@ -95,7 +94,7 @@ def check(true: Relevance, predicted: Relevance) -> None:
         raise InvalidData("true", float(true.value_E.min()), "relevances of at least 0")
 
 
-def _all_errors(true: Relevance, predicted: Relevance) -> tuple[NDArray[np.int64], Float64]:
+def _all_errors(true: Relevance, predicted: Relevance) -> tuple[Int64, Float64]:
     """Row and error of every pair that has an entry in either."""
     key_E = np.concatenate([true.key_E, predicted.key_E])
     signed_E = np.concatenate([true.value_E, -predicted.value_E])

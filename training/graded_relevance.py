@@ -15,13 +15,11 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from espalier.arrays import Float64, Int64
 from espalier.errors import InvalidData
 from espalier.search import NO_ITEM
 from espalier.stored_arrays import rises
 from espalier.text.sparse_rows import SparseRows
-
-Int64 = NDArray[np.int64]
-Float64 = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)

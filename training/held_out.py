@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Bool, Int64
 from espalier.bundle import Bundle
 from espalier.checks.heldout import Unknown
 from espalier.errors import InvalidConfig, InvalidData
@@ -38,7 +38,7 @@ class HeldOutLog:
 
     pairs: list[EvaluationPair]
     unknown: Unknown
-    unseen_I: NDArray[np.bool_]
+    unseen_I: Bool
 
     def of_unseen(self) -> list[EvaluationPair]:
         """The queries for which unseen items are relevant, with only these as relevant. Raises InvalidData if there is none."""
@@ -76,7 +76,7 @@ def held_out_log(bundle: Bundle, file: Path | None = None) -> HeldOutLog:
 
 
 @contextmanager
-def split_as_trained(bundle: Bundle, file: Path | None = None) -> Iterator[tuple[Interactions, Split, NDArray[np.int64]]]:
+def split_as_trained(bundle: Bundle, file: Path | None = None) -> Iterator[tuple[Interactions, Split, Int64]]:
     """A log, by default the configured one, its split as in training, and the bundle's row of each of its items, −1 for none."""
     config = config_of(bundle.manifest, DeepConfig)
     with tempfile.TemporaryDirectory() as work:

@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
+from espalier.arrays import Int64
 from espalier.bundle import RANKER, Bundle
 from espalier.bundle_writer import make_folder, with_parts
 from espalier.checks.golden import GOLDEN_COLUMNS, verify_golden
@@ -118,7 +118,7 @@ def unanswered(heldout: pa.Table, kind: str) -> pa.Table:
     return pa.table({kind: heldout.column(kind).slice(0, 0)} | {name: pa.array([], column) for name, column in GOLDEN_COLUMNS.items()})
 
 
-def golden_beams(beam_size: int, count: int) -> NDArray[np.int64]:
+def golden_beams(beam_size: int, count: int) -> Int64:
     """int64[count]: the default beam, a half, a third and a quarter of it in turn, so that golden queries cover several beam sizes."""
     return np.maximum(1, beam_size // (1 + np.arange(count) % 4))
 

@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from espalier.arrays import Int64
 from espalier.bundle import Bundle
 from espalier.engines.triton.graph_engine import TritonSearch
 from espalier.manifest import GraphScorer, Ranking, SearchDefaults, TreeInfo
@@ -164,6 +165,6 @@ def _twice(rank_BC: Tensor) -> Tensor:
     return rank_BC.unsqueeze(-1).expand(-1, -1, 2).flatten(1)
 
 
-def items_of(tree: Tree, leaves_BM: Tensor) -> NDArray[np.int64]:
-    item_rows: NDArray[np.int64] = tree.leaf_item[leaves_BM.cpu().numpy() - tree.leaf_offset]
+def items_of(tree: Tree, leaves_BM: Tensor) -> Int64:
+    item_rows: Int64 = tree.leaf_item[leaves_BM.cpu().numpy() - tree.leaf_offset]
     return item_rows

@@ -25,12 +25,12 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.gpu.graph_models import FORMS, TorchSearch, items_of, model_of, with_rows_in_memory
 from benchmarks.gpu.lines import Row, reason
 from benchmarks.gpu.timing import captured, milliseconds, significant, wait
+from espalier.arrays import Int64
 from espalier.bundle import Bundle
 from espalier.engines.onnx import engine as onnx_graph
 from espalier.engines.pipeline import Pipeline
@@ -145,7 +145,7 @@ def tune(
     tried  the changed fields of each `Tuning`. `as_it_is`: agreement with the default tuning
     """
     fastest: dict[tuple[str, int, int], Row] = {}
-    as_it_is: dict[tuple[str, int, int], NDArray[np.int64]] = {}
+    as_it_is: dict[tuple[str, int, int], Int64] = {}
     for changed, form in itertools.product([{}, *tried], forms):
         tuning, rng = Tuning(**changed), np.random.default_rng(1)
         bundle = model_of(height, form)
@@ -201,7 +201,7 @@ def _first_level(engine: TritonSearch, beam: int) -> int:
     return 1 if engine.bundle.manifest.ranking.gamma > 0 else engine.bundle.tree.start_level(1 << (beam.bit_length() - 1))
 
 
-def agreement(found_BM: NDArray[np.int64], expected_BM: NDArray[np.int64]) -> float:
+def agreement(found_BM: Int64, expected_BM: Int64) -> float:
     """Share of the expected items that were found; −1 is no item."""
     same = [np.isin(expected_M[expected_M >= 0], found_M).sum() for found_M, expected_M in zip(found_BM, expected_BM, strict=True)]
     return float(np.sum(same) / np.sum(expected_BM >= 0))

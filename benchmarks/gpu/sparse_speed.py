@@ -18,15 +18,15 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from benchmarks.gpu.graph_models import manifest_of, one_tree
 from benchmarks.gpu.lines import Row
 from benchmarks.gpu.search_speed import agreement
 from benchmarks.gpu.timing import milliseconds
+from espalier.arrays import Array, Int32, Int64
 from espalier.bundle import Bundle
 from espalier.chunks import Chunks, TreeChunks
 from espalier.engines.linear.chunk_search import L3_HINGE
@@ -54,7 +54,7 @@ Device = Literal["cuda", "cpu"]
 # -- the model ------------------------------------------------------------------------------------------------------------
 
 
-def model_of(levels: int = LEVELS, branching: int = BRANCHING) -> tuple[Bundle, NDArray[np.int32]]:
+def model_of(levels: int = LEVELS, branching: int = BRANCHING) -> tuple[Bundle, Int32]:
     """A bundle of branching^levels labels in memory, and int32[N, OWN], the features of each node.
 
     As many features as labels, and at least 1,024. A node has a weight for each of its own features, and some sibling one below 0.
@@ -113,12 +113,12 @@ def model_of(levels: int = LEVELS, branching: int = BRANCHING) -> tuple[Bundle, 
     return one_tree(tree=tree, manifest=manifest, chunks=chunks, trees=trees), own_NF
 
 
-def _key(parent: NDArray[Any], feature: NDArray[Any], child: NDArray[Any], features: int, branching: int) -> NDArray[np.int64]:
-    key: NDArray[np.int64] = (parent.astype(np.int64) * features + feature) * branching + child
+def _key(parent: Array, feature: Array, child: Array, features: int, branching: int) -> Int64:
+    key: Int64 = (parent.astype(np.int64) * features + feature) * branching + child
     return key
 
 
-def queries_of(bundle: Bundle, own_NF: NDArray[np.int32], count: int, seed: int = 1) -> QueryBatch:
+def queries_of(bundle: Bundle, own_NF: Int32, count: int, seed: int = 1) -> QueryBatch:
     """Queries of NON_ZEROS features, of length 1: for a random label, equally many of each node on its path; the others are common ones."""
     rng, tree = np.random.default_rng(seed), bundle.tree
     path_BL = tree.ancestors(rng.integers(tree.leaf_offset, tree.node_count, count))[:, 1:]
@@ -154,7 +154,7 @@ def search(
     on_cpu.warm_up()
     sizes = {"labels": bundle.tree.leaf_count, "weights": len(bundle.chunks.entry_weight), "bundle_mb": round(bundle.chunks.nbytes / 1e6)}
     yield {"case": "the model", "ok": None} | sizes | {"seconds_until_here": round(time.perf_counter() - begin, 1)}
-    expected_rows: dict[tuple[int, int], NDArray[np.int64]] = {}
+    expected_rows: dict[tuple[int, int], Int64] = {}
     for precision in precisions:
         begin = time.perf_counter()
         with closing(SparseCudaSearch(bundle, device, precision, FixedShapes(batches=tuple(sorted(batches)), m_sizes=(64,)))) as trees:

@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from benchmarks.report_file import SYNTHETIC, command_line, print_row, write_report
 from benchmarks.synthetic import diffusion_bundle, diffusion_queries
+from espalier.arrays import Int64
 from espalier.bundle import Bundle
 from espalier.checks.golden import encode_table
 from espalier.engines import open_engine
@@ -45,7 +45,7 @@ WIDEST = 4
 T = TypeVar("T")
 
 
-def overlap(best_BM: NDArray[np.int64], got_BM: NDArray[np.int64]) -> float:
+def overlap(best_BM: Int64, got_BM: Int64) -> float:
     """Mean share of the best items that were found."""
     shares = [len(np.intersect1d(best[best >= 0], got[got >= 0])) / (best >= 0).sum() for best, got in zip(best_BM, got_BM, strict=True)]
     return float(np.mean(shares))
@@ -92,7 +92,7 @@ def measure_filter(engine: Pipeline, queries: QueryBatch, mask: NodeMask, filter
     return rows
 
 
-def search(engine: Pipeline, queries: QueryBatch, params: SearchParams, best_BM: NDArray[np.int64], rounds: int) -> tuple[float, float]:
+def search(engine: Pipeline, queries: QueryBatch, params: SearchParams, best_BM: Int64, rounds: int) -> tuple[float, float]:
     """Overlap with the best items, and milliseconds per query."""
     result = engine.search(queries, params)
     times = [timed(lambda: engine.search(queries, params))[0] / len(queries) for _ in range(rounds)]

@@ -28,13 +28,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from benchmarks import real_logs
 from benchmarks.quality.leaderboard import main_of, without_folders
 from benchmarks.quality.live_quality import Measure, finder, put_placed, trained
 from benchmarks.quality.live_sets import histories_of
 from benchmarks.report_file import command_line, write_report
+from espalier.arrays import Int64
 from espalier.bundle import Bundle
 from espalier.bundle_writer import GraphContent, write_bundle
 from espalier.engines import open_engine
@@ -50,7 +50,6 @@ from training.live.learned_fold import Lesson, learn_from_log
 from training.neighbours.cooccurrence import lists_of
 from training.specification.deep import DeepConfig
 
-Int64 = NDArray[np.int64]
 Row = dict[str, Any]
 
 

@@ -28,12 +28,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from benchmarks import real_logs
 from benchmarks.quality.leaderboard import main_of, without_folders
 from benchmarks.quality.live_sets import HiddenItems, hide
 from benchmarks.report_file import command_line, write_report
+from espalier.arrays import Bool, Int64
 from espalier.bundle import Bundle
 from espalier.engines import open_engine
 from espalier.errors import EspalierError
@@ -55,7 +55,6 @@ from training.retrieval.task import Metric, Task
 from training.specification.deep import DeepConfig
 
 Row = dict[str, Any]
-Int64 = NDArray[np.int64]
 Find = Callable[[Sequence[Int64], int], Int64]
 """Histories and a number of results → rows of the whole catalogue, old items first."""
 MS = (10, 50, 200)
@@ -91,7 +90,7 @@ def finder(bundle: Bundle, ids: Sequence[str], beam: int, exclude_seen: bool) ->
     return find
 
 
-def among(found_BM: Int64, gone_I: NDArray[np.bool_], m: int) -> Int64:
+def among(found_BM: Int64, gone_I: Bool, m: int) -> Int64:
     """The first m of each row without the items `gone_I`."""
     allowed_BM = np.full((len(found_BM), m), NO_ITEM, np.int64)
     for allowed_M, row in zip(allowed_BM, found_BM, strict=True):
@@ -137,7 +136,7 @@ class Measure:
         self.histories = [pair.history for pair in query_pairs]
         self.relevant = [np.unique(pair.relevant) for pair in query_pairs]
 
-    def recall(self, found_BM: Int64, counted_I: NDArray[np.bool_], m: int) -> tuple[float, int]:
+    def recall(self, found_BM: Int64, counted_I: Bool, m: int) -> tuple[float, int]:
         """Mean recall of the items `counted_I`, over the queries with such a relevant item, and the number of these queries."""
         relevant = [rows[counted_I[rows]] for rows in self.relevant]
         queries_with_relevant = np.flatnonzero([len(rows) > 0 for rows in relevant])
@@ -208,7 +207,7 @@ def mean_of(figures: Sequence[Sequence[Row]]) -> list[Row]:
     return rows
 
 
-def figures_of(measure: Measure, tops: dict[str, Int64], is_new_I: NDArray[np.bool_], is_old_I: NDArray[np.bool_]) -> list[Row]:
+def figures_of(measure: Measure, tops: dict[str, Int64], is_new_I: Bool, is_old_I: Bool) -> list[Row]:
     """A figure for each m."""
     rows = []
     relevant = np.concatenate(measure.relevant)

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
+from espalier.arrays import Bool, Int64
 from espalier.errors import InvalidConfig
 from espalier.items import ItemTable
 from training.data.interactions import Interactions
@@ -27,8 +27,6 @@ from training.data.splits import EvaluationPair, Split
 from training.deep.prepare import Prepared
 from training.neighbours.cooccurrence import lists_of
 from training.specification.deep import DeepConfig
-
-Int64 = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -129,7 +127,7 @@ def hide(config: DeepConfig, whole: Prepared, share: float, events: int, seed: i
     return HiddenItems(whole, old, hidden, histories, tuple(tuple(user for user, _ in item_events) for item_events in chosen))
 
 
-def _without(config: DeepConfig, whole: Prepared, is_hidden_I: NDArray[np.bool_], old_of_I: Int64) -> Prepared:
+def _without(config: DeepConfig, whole: Prepared, is_hidden_I: Bool, old_of_I: Int64) -> Prepared:
     split = whole.split
     kept_E, category_I = ~is_hidden_I[split.lists.item_of_event_E], split.lists.category_of_item_I
     lists = _with_events(split.lists, kept_E, old_of_I, split.lists.item_ids.filter(pa.array(~is_hidden_I)))
@@ -150,7 +148,7 @@ def _without(config: DeepConfig, whole: Prepared, is_hidden_I: NDArray[np.bool_]
     return Prepared(old_split, items, None, item_content(items, config.content))
 
 
-def _with_events(lists: Interactions, kept_E: NDArray[np.bool_], row_I: Int64, item_ids: pa.Array) -> Interactions:
+def _with_events(lists: Interactions, kept_E: Bool, row_I: Int64, item_ids: pa.Array) -> Interactions:
     """The lists with only some events, items in other rows, without categories and times."""
     return replace(
         lists,
@@ -171,7 +169,7 @@ def histories_of(whole: Prepared, max_histories: int, rng: np.random.Generator) 
     return {item: histories for item, histories in histories_by_item.items() if histories}
 
 
-def _events(lists: Interactions, users: Int64, counted_I: NDArray[np.bool_]) -> Iterator[tuple[int, int, Int64]]:
+def _events(lists: Interactions, users: Int64, counted_I: Bool) -> Iterator[tuple[int, int, Int64]]:
     """(user, item, the user's items before it) of each event of `counted_I`; of a list without order, all the user's other items."""
     for user in users.tolist():
         items = lists.of(user)

@@ -26,17 +26,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from benchmarks.report_file import command_line, write_report
+from espalier.arrays import Int64
 from training.baselines.item_cf import GRID, fit_item_cf
 from training.data.interactions import Interactions, read_interactions
 from training.neighbours.cooccurrence import lists_of
 from training.neighbours.fit import WITHOUT_ORDER, count, neighbours_of
 from training.neighbours.near_items import near_items
 from training.specification.models import read_deep_config
-
-Int64 = NDArray[np.int64]
 
 EVENTS_A_USER, LONGEST = 100, 14_000
 ITEMS_A_CLUSTER = 500

@@ -23,9 +23,9 @@ import numpy as np
 
 from benchmarks.quality import leaderboard
 from benchmarks.report_file import command_line
+from espalier.arrays import Int64
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.search import NO_ITEM
-from training.arrays import Int64
 from training.data.splits import EvaluationPair
 from training.deep.prepare import Prepared
 from training.retrieval.task import Fitted, Metric, Task

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 import orjson
-from numpy.typing import NDArray
 
 from benchmarks.service.serving import retrievals
 from benchmarks.service.shard_fleet import SHIFT
+from espalier.arrays import Float64
 from loadtest import cell
 from loadtest.loops import Address, Answered, each_once, percentiles_ms, statuses
 from loadtest.queries import Query
@@ -123,5 +123,5 @@ def went_back(seen: Sequence[SeenAnswer]) -> int:
     return count
 
 
-def log_odds(scores: NDArray[np.float64]) -> NDArray[np.float64]:
+def log_odds(scores: Float64) -> Float64:
     return np.asarray(np.log(scores) - np.log1p(-scores))

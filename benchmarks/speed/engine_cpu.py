@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
@@ -31,6 +30,7 @@ from benchmarks.papers.product_search.ann import HnswIndex, faiss_is_installed
 from benchmarks.quality.filtered_recall import overlap
 from benchmarks.report_file import SYNTHETIC, command_line, print_row, write_report
 from benchmarks.synthetic import diffusion_bundle, diffusion_queries, synthetic_bundle
+from espalier.arrays import Array, Float32, Float64, Int64
 from espalier.bundle import Bundle
 from espalier.engines import open_engine
 from espalier.engines.encode import Encoder
@@ -53,7 +53,6 @@ EF_SEARCH = (10, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 153
 MOST = 4096
 """efSearch if none of those is enough."""
 Row = dict[str, Any]
-Array = NDArray[Any]
 
 
 class LevelLoop:
@@ -75,10 +74,10 @@ class LevelLoop:
             for name in ("query.onnx", "scorer.onnx")
         )
 
-    def search(self, queries: QueryBatch, params: SearchParams) -> NDArray[np.int64]:
+    def search(self, queries: QueryBatch, params: SearchParams) -> Int64:
         return np.stack([self.search_one(queries.array[b : b + 1], params, b) for b in range(len(queries))])
 
-    def search_one(self, history: NDArray[Any], params: SearchParams, b: int) -> NDArray[np.int64]:
+    def search_one(self, history: Array, params: SearchParams, b: int) -> Int64:
         tree, k = self.tree, int(params.beam_size_B[b])
         start = tree.start_level(k)
         leaf = np.where(history >= 0, tree.leaf_of_item[history], -1)
@@ -144,9 +143,9 @@ class System:
     name: str
     knob: int | None
     encode: Callable[[Array], Any]
-    search: Callable[[Any], NDArray[np.int64]]
+    search: Callable[[Any], Int64]
 
-    def find(self, query: Array) -> NDArray[np.int64]:
+    def find(self, query: Array) -> Int64:
         return self.search(self.encode(query))
 
 
@@ -168,7 +167,7 @@ def timed(systems: Sequence[System], queries: Sequence[Array], rounds: int) -> l
     return [_milliseconds(ms_PRQ) for ms_PRQ in ms_XPRQ]
 
 
-def _milliseconds(ms_PRQ: NDArray[np.float64]) -> dict[str, float]:
+def _milliseconds(ms_PRQ: Float64) -> dict[str, float]:
     whole, encode, search = (round(float(np.median(part_RQ, axis=0).mean()), 4) for part_RQ in (ms_PRQ.sum(0), *ms_PRQ))
     return {"ms_per_query": whole, "encode_ms": encode, "search_ms": search}
 
@@ -184,27 +183,27 @@ def tree_system(engine: Pipeline, beam: int, m: int) -> System:
     return System(engine.name, beam, encode, lambda made: engine.search(*made).item_rows_BM)
 
 
-def leaf_encoder(bundle: Bundle) -> Callable[[Array], NDArray[np.float32]]:
+def leaf_encoder(bundle: Bundle) -> Callable[[Array], Float32]:
     """Makes the states of a query on the leaf level, float32[1, S]."""
     encoder = QueryEncoder.open(bundle)
     return lambda query: encoder.states(query[None], [bundle.tree.height])[:, -1]
 
 
-def leaf_rows(bundle: Bundle) -> NDArray[np.float32]:
+def leaf_rows(bundle: Bundle) -> Float32:
     """float32[I, D]: the row of each item's leaf."""
     return np.ascontiguousarray(bundle.node_rows_ND[bundle.tree.leaf_of_item], np.float32)
 
 
-def scan_system(name: str, encode: Callable[[Array], NDArray[np.float32]], item_rows_ID: NDArray[np.float32], m: int) -> System:
+def scan_system(name: str, encode: Callable[[Array], Float32], item_rows_ID: Float32, m: int) -> System:
     """All inner products by one product of a matrix and a vector, then the best by compiled code."""
 
-    def search(state_1D: Array) -> NDArray[np.int64]:
+    def search(state_1D: Array) -> Int64:
         return best_of_all(lambda part: state_1D @ item_rows_ID.T, len(item_rows_ID), list(state_1D), m, exclude_seen=False)
 
     return System(name, None, encode, search)
 
 
-def index_system(name: str, encode: Callable[[Array], NDArray[np.float32]], index: HnswIndex, effort: int, m: int) -> System:
+def index_system(name: str, encode: Callable[[Array], Float32], index: HnswIndex, effort: int, m: int) -> System:
     return System(name, effort, encode, lambda state_1D: index.search(state_1D, m, effort))
 
 
@@ -231,7 +230,7 @@ def run_product(bundle: Bundle, beams: Sequence[int], m: int, rounds: int, index
     return [row | {"items": bundle.tree.item_count, "m": m} for row in rows]
 
 
-def recall(system: System, queries: Sequence[NDArray[Any]], exact_BM: NDArray[np.int64]) -> float:
+def recall(system: System, queries: Sequence[Array], exact_BM: Int64) -> float:
     """The mean share of the exact answers that come back."""
     return float(np.mean([np.isin(exact_M, system.find(query)).mean() for query, exact_M in zip(queries, exact_BM, strict=True)]))
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Float32, Float64, Int64
 from espalier.bundle import Bundle
 from espalier.errors import BundleCorrupt
 from espalier.manifest import Ranking
@@ -26,9 +26,9 @@ expected item may be missing if all items that came have at least its key."""
 class GoldenAnswers(NamedTuple):
     """For each golden query the item rows, int64, best first; their ranks and their keys, float32."""
 
-    rows: Sequence[NDArray[np.int64]]
-    ranks: Sequence[NDArray[np.float32]]
-    keys: Sequence[NDArray[np.float32]]
+    rows: Sequence[Int64]
+    ranks: Sequence[Float32]
+    keys: Sequence[Float32]
 
     @staticmethod
     def of(rows: Sequence[Any], ranks: Sequence[Any], keys: Sequence[Any]) -> GoldenAnswers:
@@ -46,9 +46,7 @@ class GoldenAnswers(NamedTuple):
         return finish(ranking, count_B, count_B, rows_BM, ranks_BM, keys_BM=keys_BM)
 
 
-def check_same(
-    bundle: Bundle, source: str, expected: GoldenAnswers, result: SearchResult, margin_B: NDArray[np.float64], rounding: float
-) -> float:
+def check_same(bundle: Bundle, source: str, expected: GoldenAnswers, result: SearchResult, margin_B: Float64, rounding: float) -> float:
     """The mean overlap of expected answers and a result. source: where the result is from, for messages. Raises BundleCorrupt."""
     overlap_B = np.array([_overlap(rows, got) for rows, got in zip(expected.rows, result.item_rows_BM, strict=True)])
     different = np.flatnonzero((margin_B > 2 * rounding) & (overlap_B < 1))
@@ -74,7 +72,7 @@ def check_shards(bundle: Bundle, source: str, expected: GoldenAnswers, result: S
     return _mean_overlap(bundle, source, overlap_B, MIN_SHARDED_OVERLAP)
 
 
-def _mean_overlap(bundle: Bundle, source: str, overlap_B: NDArray[np.float64], least: float) -> float:
+def _mean_overlap(bundle: Bundle, source: str, overlap_B: Float64, least: float) -> float:
     """The mean overlap. Raises BundleCorrupt if it is below `least`."""
     overlap = float(overlap_B.mean()) if len(overlap_B) else 1.0
     if overlap < least:
@@ -82,7 +80,7 @@ def _mean_overlap(bundle: Bundle, source: str, overlap_B: NDArray[np.float64], l
     return overlap
 
 
-def _length_fault(rows: NDArray[np.int64], ranks: NDArray[np.float32], keys: NDArray[np.float32]) -> str:
+def _length_fault(rows: Int64, ranks: Float32, keys: Float32) -> str:
     """A message if there are not as many ranks, or keys, as items; else empty."""
     for name, numbers in (("rank", ranks), ("key", keys)):
         if len(numbers) != len(rows):
@@ -90,9 +88,7 @@ def _length_fault(rows: NDArray[np.int64], ranks: NDArray[np.float32], keys: NDA
     return ""
 
 
-def _fault(
-    rows: NDArray[np.int64], ranks: NDArray[np.float32], keys: NDArray[np.float32], result: SearchResult, b: int, tolerance: float
-) -> str:
+def _fault(rows: Int64, ranks: Float32, keys: Float32, result: SearchResult, b: int, tolerance: float) -> str:
     """A message if an item that was expected and came has a wrong rank, key or position; else empty."""
     got_rows = result.item_rows_BM[b]
     return (
@@ -104,10 +100,10 @@ def _fault(
 
 def _rank_fault(
     name: str,
-    expected: NDArray[np.int64],
-    expected_ranks: NDArray[np.float32],
-    got: NDArray[np.int64],
-    got_ranks: NDArray[np.float32],
+    expected: Int64,
+    expected_ranks: Float32,
+    got: Int64,
+    got_ranks: Float32,
     tolerance: float,
 ) -> str:
     """A message if an item that was expected and came has a wrong rank (or key); else empty."""
@@ -121,7 +117,7 @@ def _rank_fault(
     return f"item row {rows[i]} has {name} {computed[i]:.6g}, expected {stored[i]:.6g} ± {tolerance:.2g}"
 
 
-def _order_fault(expected: NDArray[np.int64], expected_keys: NDArray[np.float32], got: NDArray[np.int64], tolerance: float) -> str:
+def _order_fault(expected: Int64, expected_keys: Float32, got: Int64, tolerance: float) -> str:
     """A message if items that were expected and came are in the wrong order; else empty."""
     rows, positions, got_positions = np.intersect1d(expected, got, return_indices=True)
     order = np.argsort(got_positions)
@@ -130,19 +126,17 @@ def _order_fault(expected: NDArray[np.int64], expected_keys: NDArray[np.float32]
     return f"item row {rows[order[late[0] + 1]]} comes after items of lower rank" if len(late) else ""
 
 
-def _scale(ranks: NDArray[np.float64]) -> float:
+def _scale(ranks: Float64) -> float:
     """The factor of a tolerance: the largest absolute rank, at least 1."""
     return max(1.0, float(np.abs(ranks).max(initial=0)))
 
 
-def _overlap(expected: NDArray[np.int64], got: NDArray[np.int64]) -> float:
+def _overlap(expected: Int64, got: Int64) -> float:
     got = got[got >= 0]
     return len(np.intersect1d(expected, got)) / max(len(expected), len(got), 1)
 
 
-def _sharded_overlap(
-    expected: NDArray[np.int64], expected_keys: NDArray[np.float32], got: NDArray[np.int64], got_keys: NDArray[np.float32], tolerance: float
-) -> float:
+def _sharded_overlap(expected: Int64, expected_keys: Float32, got: Int64, got_keys: Float32, tolerance: float) -> float:
     """The share of the expected items that came with at least their key, or are missing from a full answer of items at least as good."""
     if not len(expected):
         return 1.0

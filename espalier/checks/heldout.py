@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
+from espalier.arrays import Array, Float32, Float64, Int64
 from espalier.bundle import Bundle
 from espalier.checks.golden import encode_table
 from espalier.errors import BundleCorrupt
@@ -37,11 +36,11 @@ class HeldOut:
     recall_by_m   m → float64[B], recall@m of each query at export; empty if the bundle has no such columns
     """
 
-    table_row_B: NDArray[np.int64]
+    table_row_B: Int64
     queries: QueryBatch
-    relevant: list[NDArray[np.int64]]
-    relevance: list[NDArray[np.float32]] | None
-    recall_by_m: Mapping[int, NDArray[np.float64]]
+    relevant: list[Int64]
+    relevance: list[Float32] | None
+    recall_by_m: Mapping[int, Float64]
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class Unknown:
     of_queries: int
 
     @staticmethod
-    def of(relevant: Sequence[tuple[NDArray[Any], NDArray[np.int64]]], measured: int) -> Unknown:
+    def of(relevant: Sequence[tuple[Array, Int64]], measured: int) -> Unknown:
         """relevant: for each query its relevant items, and their rows, −1 for none · measured: how many queries stay"""
         items = sum(len(np.unique(ids)) for ids, _ in relevant)
         unknown = sum(len(np.unique(ids[rows < 0])) for ids, rows in relevant)
@@ -105,7 +104,7 @@ def whole_histories(bundle: Bundle, held_out: HeldOut) -> list[list[str]]:
     return ids
 
 
-def _relevance(bundle: Bundle, table: pa.Table, rows_of_queries: list[NDArray[np.int64]]) -> list[NDArray[np.float32]] | None:
+def _relevance(bundle: Bundle, table: pa.Table, rows_of_queries: list[Int64]) -> list[Float32] | None:
     """The column `relevance`, a number for each id of `relevant`; None if there is no such column."""
     if RELEVANCE not in table.column_names:
         return None

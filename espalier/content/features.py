@@ -17,15 +17,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Array
 from espalier.content_info import ContentColumn, ContentInfo
 from espalier.errors import BundleCorrupt, InvalidQuery
 from espalier.stored_arrays import check_arrays, check_length
 from espalier.text.sparse_rows import SparseRows
 from espalier.text.vectoriser import Vectoriser
 
-Array = NDArray[Any]
 FAR = 3.0
 """Largest distance of a number from the mean, in scales. Numbers further away are cut off."""
 LARGEST_NUMBER = float(np.finfo(np.float64).max)

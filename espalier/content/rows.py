@@ -10,15 +10,14 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Float32, Int64
 from espalier.bundle import CONTENT, CONTENT_ARRAYS, Bundle
 from espalier.content.features import ContentFeatures
 from espalier.engines.graphs import read_graph
 from espalier.errors import BundleCorrupt
 from espalier.text.sparse_rows import SparseRows
 
-Float32 = NDArray[np.float32]
 BLOCK = 1 << 16
 """Most features of one graph call, padding included; a call has at least one item."""
 
@@ -66,7 +65,7 @@ class ContentRows:
         return rows
 
 
-def padded(rows: SparseRows, entries: int) -> tuple[NDArray[np.int64], Float32]:
+def padded(rows: SparseRows, entries: int) -> tuple[Int64, Float32]:
     """The inputs of content.onnx: features int64[I, X] and values float32[I, X] with X = entries, 0 as padding.
 
     X is always the same: sums over more entries could round differently, and an item's row would then depend on the other items.

@@ -13,11 +13,11 @@ Legend: B queries, T history, L levels, N nodes, C rows of a table, D node row, 
 from __future__ import annotations
 
 import logging
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Array, Bool, Float32, Int64
 from espalier.bundle import Bundle
 from espalier.engines.encoder import QueryEncoder, read_length
 from espalier.engines.stages import GivenQueries
@@ -31,9 +31,6 @@ from espalier.search import NodeMask
 from espalier.tree import Tree
 
 log = logging.getLogger(__name__)
-Array = NDArray[Any]
-Int64 = NDArray[np.int64]
-Floats = NDArray[np.float32]
 TRIALS = 4
 """Random histories on which a table of live items' rows is compared with all node rows."""
 
@@ -42,8 +39,8 @@ class EncodedQueries(NamedTuple):
     """queries: histories without unknown rows · states_BLS, encoded_B: see `TreeQuery`."""
 
     queries: QueryBatch
-    states_BLS: Floats | None
-    encoded_B: NDArray[np.bool_] | None = None
+    states_BLS: Float32 | None
+    encoded_B: Bool | None = None
 
 
 class Encoder:
@@ -80,7 +77,7 @@ class Encoder:
     def of(
         self,
         queries: QueryBatch,
-        beam_size_B: NDArray[np.int64],
+        beam_size_B: Int64,
         every_level: bool,
         overlay: Overlay | None,
         mask_B: tuple[NodeMask | None, ...] | None,
@@ -129,7 +126,7 @@ class LiveEncoder:
         self._tree, self._query_encoder, self.shape = tree, encoder, encoder.shape
         self._try_out(length)
 
-    def states(self, leaves: LiveLeaves, history_BT: Int64, handle_BT: Int64) -> NDArray[np.float32]:
+    def states(self, leaves: LiveLeaves, history_BT: Int64, handle_BT: Int64) -> Float32:
         """float32[B, H + 1 or 1, S]: the states of each history, as query.onnx returns them.
 
         history_BT  item rows, −1 as padding
@@ -160,7 +157,7 @@ class LiveEncoder:
             path.append(np.where(path[-1] >= 0, tree.parent[path[-1]], -1))
         return np.array(path[::-1])
 
-    def _run(self, nodes_LT: Int64, live_PD: NDArray[np.float32] | None) -> Array:
+    def _run(self, nodes_LT: Int64, live_PD: Float32 | None) -> Array:
         """float32[H + 1 or 1, S]: the states of one history. The table begins with the root's row and ends with the last node's.
 
         For padding, graphs may look up row 0 or −1 and then drop its numbers, so both rows are there.
@@ -193,7 +190,7 @@ class LiveEncoder:
             raise UnsupportedGraph("query.onnx gives other states over a part of the node rows: it does more with nodes than look rows up")
 
 
-def histories_of(overlay: Overlay, rows_BT: Int64, frozen_B: NDArray[np.bool_] | None, countable: bool) -> tuple[Int64, Int64]:
+def histories_of(overlay: Overlay, rows_BT: Int64, frozen_B: Bool | None, countable: bool) -> tuple[Int64, Int64]:
     """Histories without unknown items. rows_BT: item rows of bundle and overlay, int64[B, T], with PADDING.
 
     The first array has the known item rows, with PADDING in front; the second has the handle of each item that counts by its live leaf, −1

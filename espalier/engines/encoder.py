@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 from onnx import helper
 
+from espalier.arrays import Array, Float32, Int64
 from espalier.bundle import Bundle
 from espalier.compiled_code import compiled
 from espalier.engines.graphs import load_graph
@@ -23,7 +23,6 @@ from espalier.engines.runtime import opened_session, ort
 from espalier.errors import BundleCorrupt, UnsupportedGraph
 from espalier.queries import HistoryKind, blank_queries
 
-Array = NDArray[Any]
 MOST = np.iinfo(np.int64).max
 """The end of a slice up to the last column."""
 
@@ -77,7 +76,7 @@ class QueryEncoder:
                 raise
             return QueryEncoder(bundle, np.asarray(bundle.node_rows_ND, np.float32))
 
-    def states(self, queries: Array, first_B: Sequence[int]) -> NDArray[np.float32]:
+    def states(self, queries: Array, first_B: Sequence[int]) -> Float32:
         """float32[B, H + 1 or 1, S]: the states of each query on the levels from first_B on; 0 above them.
 
         queries  the array of a checked QueryBatch: int64[B, T] item rows, −1 as padding, or float32[B, F]
@@ -122,7 +121,7 @@ def takes_any_length(model: onnx.ModelProto) -> bool:
     return False
 
 
-def read_length(history_T: NDArray[np.int64]) -> int:
+def read_length(history_T: Int64) -> int:
     """How many entries of a history (item rows, −1 as padding) are read: the power of two that holds all items, at most T.
 
     ONNX Runtime plans its memory for each new length, so there are only a few lengths.

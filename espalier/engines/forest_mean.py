@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Array, Float32, Int64
 from espalier.bundle import Bundle
 from espalier.compiled_code import compiled
 from espalier.engines.best_nodes import best_positions
@@ -34,9 +34,6 @@ from espalier.tail import FARTHEST, FLOOR, Tail
 from espalier.thread_scratch import ThreadScratch
 from espalier.tree import Tree
 
-Array = NDArray[Any]
-Int64 = NDArray[np.int64]
-Floats = NDArray[np.float32]
 BLOCK = 1 << 20
 """Most scored leaves of a forest in one block of queries, unless a single query has more."""
 NEAR = 1e-6
@@ -105,7 +102,7 @@ class ForestMean:
         items, width = bundle.manifest.tree.items, 0 if bundle.tail is None else bundle.tail.width
         self._scratch = ThreadScratch(lambda handles: (np.zeros(width), np.full(items + handles, -1, np.int32)))
 
-    def best(self, queries: QueryBatch, leaves: Leaves, m_B: Int64, live: tuple[LiveRows, LiveLists] | None) -> tuple[Int64, Floats]:
+    def best(self, queries: QueryBatch, leaves: Leaves, m_B: Int64, live: tuple[LiveRows, LiveLists] | None) -> tuple[Int64, Float32]:
         """int64[B, M] and float32[B, M]: the best m items of each query, best first, and the logs of their mean scores.
 
         live  the live items, and the live leaves that were scored
@@ -127,7 +124,7 @@ class ForestMean:
             best_means(scored, live_leaves, self._trees, *read_only(m_B), features, tail, position_I, out, tuple(live_rows))
         return rows_BM, ranks_BM
 
-    def best_with(self, queries: QueryBatch, leaves: Leaves, m_B: Int64, live: tuple[LiveRows, LiveLists] | None) -> tuple[Int64, Floats]:
+    def best_with(self, queries: QueryBatch, leaves: Leaves, m_B: Int64, live: tuple[LiveRows, LiveLists] | None) -> tuple[Int64, Float32]:
         """The same for leaves that are already the merged means of shards: only live items are averaged here.
 
         No item is both trained and live, so the best of the two lists are the best of all items.

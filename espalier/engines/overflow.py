@@ -14,8 +14,8 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Array, Float32, Int64
 from espalier.bundle import Bundle
 from espalier.compiled_code import compiled
 from espalier.engines.best_nodes import best_first
@@ -30,9 +30,6 @@ from espalier.memory_sums import of_leaves
 from espalier.read_only import read_only
 from espalier.search import LevelTrace
 
-Array = NDArray[Any]
-Int64 = NDArray[np.int64]
-Floats = NDArray[np.float32]
 _NO_ROWS = np.empty(0, np.int64)
 _NO_TRAINED = read_only(_NO_ROWS, np.empty(0, np.int32), np.empty(0, np.int16), np.empty(0, np.float32), NO_REPEAT, _NO_ROWS)
 NO_MEMORY = np.float32(0), *read_only(np.empty((0, 0), np.int64)), _NO_TRAINED, NO_LIVE_ITEMS.memory, np.empty(0), np.empty(0)
@@ -43,8 +40,8 @@ class BestLeaves(NamedTuple):
     """The best leaves of one tree, best first: item rows, ranks and keys [B, M], and how many leaves each query has."""
 
     rows_BM: Int64
-    ranks_BM: Floats
-    keys_BM: Floats
+    ranks_BM: Float32
+    keys_BM: Float32
     count_B: Int64
 
 
@@ -77,7 +74,7 @@ class OverflowLists:
 
     def join(
         self, overlay: Overlay, query: TreeQuery, best_leaves: BestLeaves, scored: ScoredLive, memory: tuple[MemoryTree, LiveEntries] | None
-    ) -> tuple[BestLeaves, Floats]:
+    ) -> tuple[BestLeaves, Float32]:
         """The best m of a tree's leaves and the live leaves of its overflow lists; and the keys of all live leaves, float32[C]."""
         if not len(scored.entry_C):
             return best_leaves, scored.ranks_C
@@ -98,7 +95,7 @@ class OverflowLists:
         traces: tuple[tuple[LevelTrace, ...], ...],
         scored_T: Sequence[ScoredLive],
         m_B: Int64 | None,
-        keys_C: Floats | None,
+        keys_C: Float32 | None,
     ) -> tuple[tuple[LevelTrace, ...], ...]:
         """Traces with the scored live leaves on their last levels.
 
@@ -112,7 +109,7 @@ class OverflowLists:
 
 
 def _with_live(
-    nodes: int, last: LevelTrace, leaves: LiveLeaves, scored: ScoredLive, m_B: Int64 | None, keys_C: Floats | None
+    nodes: int, last: LevelTrace, leaves: LiveLeaves, scored: ScoredLive, m_B: Int64 | None, keys_C: Float32 | None
 ) -> LevelTrace:
     """The last level with its live leaves, numbered N + handle, after the trained leaves; the best m of all are kept."""
     live_keys_C = scored.ranks_C if keys_C is None else keys_C

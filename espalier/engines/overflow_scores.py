@@ -13,8 +13,8 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Array, Bool, Float32, Int64
 from espalier.bundle import Bundle
 from espalier.compiled_code import compiled
 from espalier.engines.compiled.mlp import FAST, mlp_logits, packed
@@ -32,7 +32,6 @@ from espalier.read_only import read_only
 from espalier.search import Frontier
 from espalier.thread_scratch import ThreadScratch
 
-Array = NDArray[Any]
 LARGEST = np.finfo(np.float32).max
 (FIRST,) = read_only(np.zeros(1, np.int64))
 
@@ -46,10 +45,10 @@ class ScoredLive(NamedTuple):
     finite_B    bool[B]: False where some leaf has a logit that is not finite
     """
 
-    begin_B: NDArray[np.int64]
-    entry_C: NDArray[np.int64]
-    ranks_C: NDArray[np.float32]
-    finite_B: NDArray[np.bool_]
+    begin_B: Int64
+    entry_C: Int64
+    ranks_C: Float32
+    finite_B: Bool
 
 
 class GraphLeaves:
@@ -71,8 +70,8 @@ class GraphLeaves:
         leaves: LiveLeaves,
         queries: QueryBatch,
         frontier: Frontier,
-        states_BS: NDArray[np.float32] | None,
-        live_BR: Sequence[NDArray[np.bool_] | None],
+        states_BS: Float32 | None,
+        live_BR: Sequence[Bool | None],
     ) -> ScoredLive:
         """The eligible live leaves under each query's beam.
 
@@ -105,7 +104,7 @@ class LinearLeaves:
         self._scratch = ThreadScratch(lambda size: np.zeros(width, np.float32))
 
     def scored(
-        self, leaves: LiveLeaves, queries: QueryBatch, frontier: Frontier, states_BS: object, live_BR: Sequence[NDArray[np.bool_] | None]
+        self, leaves: LiveLeaves, queries: QueryBatch, frontier: Frontier, states_BS: object, live_BR: Sequence[Bool | None]
     ) -> ScoredLive:
         """See `GraphLeaves`; linear scorers take no states."""
         pool = leaves.sparse
@@ -117,7 +116,7 @@ class LinearLeaves:
             return ScoredLive(*sparse_leaves(*under, queries.features.arrays, weights, query_F, self._gamma, self._power))
 
 
-def masks_of(live_BR: Sequence[NDArray[np.bool_] | None]) -> tuple[Array, ...]:
+def masks_of(live_BR: Sequence[Bool | None]) -> tuple[Array, ...]:
     """int64[B]: the mask of each query, −1 for none; bool[G, R]: the masks."""
     if len(live_BR) == 1 and live_BR[0] is not None:
         return read_only(FIRST, live_BR[0][None])

@@ -17,8 +17,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Int64
 from espalier.bundle import Bundle
 from espalier.engines.encode import Encoder, check_queries
 from espalier.engines.forest_mean import BLOCK, ForestMean, LiveLists, LiveRows, most_leaves
@@ -236,7 +236,7 @@ class Pipeline:
         return replace(result, coverage=coverage)
 
 
-def _excluding(params: SearchParams, rows_BE: NDArray[np.int64] | None) -> SearchParams:
+def _excluding(params: SearchParams, rows_BE: Int64 | None) -> SearchParams:
     """Parameters that exclude these item rows as well."""
     if rows_BE is None:
         return params

@@ -12,12 +12,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 
+from espalier.arrays import Array, Bool, Float32, Float64, Int64
 from espalier.bundle import Bundle
 from espalier.engines.encode import check_queries
 from espalier.engines.graphs import read_graph
@@ -44,10 +45,10 @@ class Step:
     """
 
     level: int
-    candidates_C: NDArray[np.int64]
-    ranks_C: NDArray[np.float32]
-    keys_C: NDArray[np.float32]
-    kept_K: NDArray[np.int64]
+    candidates_C: Int64
+    ranks_C: Float32
+    keys_C: Float32
+    kept_K: Int64
     finite: bool
 
 
@@ -60,9 +61,9 @@ class ScoredItems:
     before_stacking  the items as the trees ranked them, if stacking has reordered them
     """
 
-    item_rows: NDArray[np.int64]
-    ranks: NDArray[np.float32]
-    keys: NDArray[np.float32]
+    item_rows: Int64
+    ranks: Float32
+    keys: Float32
     steps: list[list[Step]]
     gap: float = np.inf
     before_stacking: ScoredItems | None = None
@@ -144,9 +145,7 @@ class ReferenceEngine(Engine):
         order = np.argsort(-ranks, kind="stable")
         return ScoredItems(items[order], ranks[order], ranks[order], steps)
 
-    def steps(
-        self, queries: QueryBatch, params: SearchParams, b: int, follow: Mapping[int, NDArray[np.int64]] | None = None, t: int = 0
-    ) -> list[Step]:
+    def steps(self, queries: QueryBatch, params: SearchParams, b: int, follow: Mapping[int, Int64] | None = None, t: int = 0) -> list[Step]:
         """The search of query b, level by level from 1 to H; every level is scored, also those that need no pruning.
 
         follow  beams of another engine (ascending node numbers by level): the search continues from these, to replay that engine's search
@@ -163,12 +162,12 @@ class ReferenceEngine(Engine):
 
     def walk(
         self,
-        state_LS: NDArray[np.float32],
-        eligible_N: NDArray[np.bool_],
-        lift_N: NDArray[np.float32] | None,
+        state_LS: Float32,
+        eligible_N: Bool,
+        lift_N: Float32 | None,
         beam_size: int,
         leaf_count: int,
-        follow: Mapping[int, NDArray[np.int64]] | None = None,
+        follow: Mapping[int, Int64] | None = None,
         t: int = 0,
     ) -> list[Step]:
         """The search of one query in a tree.
@@ -231,13 +230,13 @@ class ReferenceEngine(Engine):
                 node = -1 if eligible_N[node] else int(tree.parent[node])
         return replace(mask, eligible_N=eligible_N, items=mask.items - gone)
 
-    def _query_states(self, queries: QueryBatch, b: int) -> NDArray[np.float32]:
+    def _query_states(self, queries: QueryBatch, b: int) -> Float32:
         """float32[L, S]: the states of query b, encoded here unless the query brings them."""
         if isinstance(queries, GivenQueries) and queries.states_BLS is not None:
             return np.asarray(queries.states_BLS[b])
         return np.asarray(self.states(queries.take(np.array([b])))[0])
 
-    def states(self, queries: QueryBatch) -> NDArray[np.float32]:
+    def states(self, queries: QueryBatch) -> Float32:
         """float32[B, L, S] or float32[B, 1, S]: the query states of a batch; features become one dense vector."""
         if isinstance(queries.rows, SparseRows):
             dense_BLS = np.zeros((len(queries), 1, queries.rows.width), np.float32)
@@ -256,7 +255,7 @@ class ReferenceEngine(Engine):
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             return np.asarray(next(iter(self._query.run(None, feeds))), np.float32)
 
-    def memory_lift(self, history_T: NDArray[Any], eligible_N: NDArray[np.bool_]) -> NDArray[np.float32]:
+    def memory_lift(self, history_T: Array, eligible_N: Bool) -> Float32:
         """float32[N]: λ · mem of every node for one history (espalier.memory)."""
         memory, tree = self._memory, self.bundle.tree
         mem_N = np.zeros(tree.node_count)
@@ -274,7 +273,7 @@ class ReferenceEngine(Engine):
             np.maximum.at(mem_N, tree.parent[nodes], mem_N[nodes])
         return np.float32(memory.key_weight) * mem_N.astype(np.float32)
 
-    def _ages(self, history_T: NDArray[Any]) -> dict[int, list[int]]:
+    def _ages(self, history_T: Array) -> dict[int, list[int]]:
         """The items of a history that this tree holds, each with how many items follow each of its occurrences, ascending."""
         row_of = None if self.bundle.shard is None else {item: row for row, item in enumerate(self.bundle.shard.items.tolist())}
         ages: dict[int, list[int]] = {}
@@ -284,13 +283,13 @@ class ReferenceEngine(Engine):
                 ages.setdefault(row, []).append(age)
         return ages
 
-    def lift_of_lists(self, lists: MemoryLists, b: int) -> NDArray[np.float32]:
+    def lift_of_lists(self, lists: MemoryLists, b: int) -> Float32:
         """float32[N]: λ · mem of every node for query b, from lists of mem that the query brings."""
         lift_N, (nodes, values) = np.zeros(self.bundle.tree.node_count, np.float32), lists.of(b)
         lift_N[nodes] = np.float32(0 if self._memory is None else self._memory.key_weight) * values
         return lift_N
 
-    def logits(self, state_LS: NDArray[np.float32], level: int, nodes_C: NDArray[np.int64], t: int = 0) -> NDArray[np.float32]:
+    def logits(self, state_LS: Float32, level: int, nodes_C: Int64, t: int = 0) -> Float32:
         """float32[C]: the logits of nodes on one level; infinite or NaN where float32 overflows."""
         state_S = state_LS[level if len(state_LS) > 1 else 0]
         if len(nodes_C) == 0:
@@ -302,7 +301,7 @@ class ReferenceEngine(Engine):
             logits_BC = np.asarray(next(iter(self._scorer.run(None, inputs))), np.float32)
         return np.asarray(logits_BC[0])
 
-    def _products(self, features_F: NDArray[np.float32], nodes_C: NDArray[np.int64], t: int) -> NDArray[np.float32]:
+    def _products(self, features_F: Float32, nodes_C: Int64, t: int) -> Float32:
         """float32[C]: bias + Σ weight · feature of nodes with linear scorers."""
         tree, chunks = self.bundle.trees[t]
         logits_C = chunks.bias[nodes_C].astype(np.float64)
@@ -319,7 +318,7 @@ class ReferenceEngine(Engine):
             return logits_C.astype(np.float32)
 
 
-def _sum(ranks_C: NDArray[np.float32], lift_C: NDArray[np.float32]) -> NDArray[np.float32]:
+def _sum(ranks_C: Float32, lift_C: Float32) -> Float32:
     with np.errstate(over="ignore"):
         return ranks_C + lift_C
 
@@ -327,9 +326,9 @@ def _sum(ranks_C: NDArray[np.float32], lift_C: NDArray[np.float32]) -> NDArray[n
 class RankedLeaves(NamedTuple):
     """The leaves that a search of a tree scored, best first."""
 
-    item_rows: NDArray[np.int64]
-    ranks: NDArray[np.float32]
-    keys: NDArray[np.float32]
+    item_rows: Int64
+    ranks: Float32
+    keys: Float32
 
 
 def best_leaves(tree: Tree, last: Step) -> RankedLeaves:
@@ -351,7 +350,7 @@ def traced(steps: list[Step]) -> tuple[LevelTrace, ...]:
 # -- the formulas: from logits to ranks, the mean over a forest's trees, and the tail of its items ----------------------------
 
 
-def ranks_of(ranking: Ranking, logits_C: NDArray[np.float32], parent_rank_C: NDArray[np.float32]) -> NDArray[np.float32]:
+def ranks_of(ranking: Ranking, logits_C: Float32, parent_rank_C: Float32) -> Float32:
     """float32[C]: the ranks of nodes, given their logits and their parents' ranks."""
     with np.errstate(over="ignore", invalid="ignore"):
         own_C = log_activation(ranking.activation, logits_C) if ranking.own == "log_activation" else logits_C
@@ -359,7 +358,7 @@ def ranks_of(ranking: Ranking, logits_C: NDArray[np.float32], parent_rank_C: NDA
         return np.asarray(own_C + inherited_C, np.float32)
 
 
-def log_near(tail: Tail, query_F: NDArray[np.float64], item: int) -> float:
+def log_near(tail: Tail, query_F: Float64, item: int) -> float:
     """The log of a query's closeness to an item's row (espalier.tail)."""
     span = slice(int(tail.row_begin[item]), int(tail.row_begin[item + 1]))
     row_F = np.zeros(tail.width)
@@ -376,7 +375,7 @@ def log_mean(logs: list[float], trees: int) -> float:
     return top + math.log(sum(math.exp(log - top) for log in logs) / trees)
 
 
-def log_activation(activation: Activation, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+def log_activation(activation: Activation, logits: Float32) -> Float32:
     """The log of the sigmoid, or of a hinge: −max(0, 1 − v)^p."""
     if activation == "sigmoid":
         return np.asarray(-np.logaddexp(np.float32(0), -logits), np.float32)

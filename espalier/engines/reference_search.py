@@ -6,8 +6,8 @@ Legend: B queries, T trees, C leaves that were scored.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Float32
 from espalier.bundle import Bundle
 from espalier.engines.reference import RankedLeaves, ReferenceEngine, Step, best_leaves, traced
 from espalier.engines.stages import NO_RANK, NO_ROW, Leaves, TreeQuery, TreeSearch, stacked
@@ -58,13 +58,13 @@ class ReferenceSearch(TreeSearch):
             np.stack([state[-1] for state in states]) if query.frontier and self._has_states else None,
         )
 
-    def _states(self, query: TreeQuery, b: int) -> NDArray[np.float32]:
+    def _states(self, query: TreeQuery, b: int) -> Float32:
         """float32[L, S]: the states of query b."""
         if query.states_BLS is not None and (query.encoded_B is None or query.encoded_B[b]):
             return np.asarray(query.states_BLS[b])
         return np.asarray(self._engine.states(query.queries.take(np.array([b])))[0])
 
-    def _walk(self, query: TreeQuery, b: int, state_LS: NDArray[np.float32], t: int, tree: Tree) -> list[Step]:
+    def _walk(self, query: TreeQuery, b: int, state_LS: Float32, t: int, tree: Tree) -> list[Step]:
         lift_N = None if query.memory is None else self._engine.lift_of_lists(query.memory, b)
         beam_size, m = int(query.beam_size_B[b]), int(query.m_B[b])
         return self._engine.walk(state_LS, query.eligible_T[t].nodes_of(tree, b), lift_N, beam_size, m, t=t)

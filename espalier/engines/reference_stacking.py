@@ -7,19 +7,13 @@ Legend: I items, F features of queries, P points, C candidates, X features of ca
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Array, Float32, Float64, Int32, Int64
 from espalier.stacking import BESIDE_OF, FARTHEST, FLOOR, LOWEST, NEAREST, VOTES, Stacking, StackingTables
 
-Float64 = NDArray[np.float64]
 
-
-def stacked(
-    stacking: Stacking, features: NDArray[np.int32], values: NDArray[np.float32], rows: NDArray[np.int64], ranks: NDArray[np.float32]
-) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+def stacked(stacking: Stacking, features: Int32, values: Float32, rows: Int64, ranks: Float32) -> tuple[Int64, Float32]:
     """All items that a search scored, in the order of stacking, best first, and their keys (float32)."""
     depth = min(stacking.info.candidates, len(rows))
     if depth == 0:
@@ -34,14 +28,12 @@ def stacked(
     return np.concatenate([rows[:depth][order], rows[depth:]]), np.concatenate([keys[order], below])
 
 
-def _of_items(array_I: NDArray[Any], rows: NDArray[np.int64]) -> NDArray[Any]:
+def _of_items(array_I: Array, rows: Int64) -> Array:
     """The entries of item rows in an array; 0 for live items."""
     return np.where(rows < len(array_I), array_I[np.minimum(rows, len(array_I) - 1)], 0)
 
 
-def candidate_features(
-    tables: StackingTables, features: NDArray[np.int32], values: NDArray[np.float32], rows: NDArray[np.int64], ranks: Float64
-) -> Float64:
+def candidate_features(tables: StackingTables, features: Int32, values: Float32, rows: Int64, ranks: Float64) -> Float64:
     """float64[C, X]: `espalier.stacking.FEATURES`."""
     log_C = np.clip(ranks, np.log(FLOOR), 0)
     score_C = np.exp(log_C)
@@ -61,9 +53,7 @@ def candidate_features(
     return np.stack([np.broadcast_to(np.asarray(column, np.float64), len(rows)) for column in columns], axis=1)
 
 
-def _votes(
-    tables: StackingTables, features: NDArray[np.int32], values: NDArray[np.float32], rows: NDArray[np.int64]
-) -> tuple[Float64, float, float]:
+def _votes(tables: StackingTables, features: Int32, values: Float32, rows: Int64) -> tuple[Float64, float, float]:
     """float64[C, 3]: the votes; the cosines of the nearest point and of the 20th or last."""
     vote_CV = np.zeros((len(rows), len(VOTES)))
     weighed = values.astype(np.float64) * tables.feature_weight[features]

@@ -15,16 +15,15 @@ from typing import Any
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
+from espalier.arrays import Array, Float32
 from espalier.bundle import Bundle
 from espalier.engines.graphs import read_graph
 from espalier.errors import UnsupportedGraph
 from espalier.manifest import InnerProductForm, MlpForm, ScorerForm
 
-Floats = NDArray[np.float32]
 MAX_HIDDEN = 4
 """Most hidden layers of an MLP in the kernels."""
 OPSET, IR_VERSION = 20, 10
@@ -37,9 +36,9 @@ MAX_MATRIX = 256 * 128
 class Layer:
     """x → x · weight + bias, then max(x, 0) + slope · min(x, 0), all by output."""
 
-    weight: Floats
-    bias: Floats
-    slope: Floats
+    weight: Float32
+    bias: Float32
+    slope: Float32
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ class ScorerWeights:
     """
 
     layers: tuple[Layer, ...] = ()
-    out: Floats = field(default_factory=lambda: np.empty(0, np.float32))
+    out: Float32 = field(default_factory=lambda: np.empty(0, np.float32))
     offset: float = 0.0
 
     @property
@@ -59,7 +58,7 @@ class ScorerWeights:
         """The formula, for the manifest."""
         return MlpForm(layers=len(self.layers)) if self.layers else InnerProductForm()
 
-    def logits(self, state_BS: Floats, rows_BCD: Floats) -> Floats:
+    def logits(self, state_BS: Float32, rows_BCD: Float32) -> Float32:
         """float32[B, C]: the logits that the kernels must compute, in NumPy."""
         if not self.layers:
             return np.asarray(np.einsum("bcd,bd->bc", rows_BCD, state_BS), np.float32)
@@ -78,7 +77,7 @@ def scorer_graph(weights: ScorerWeights, state_dim: int, node_dim: int) -> bytes
         helper.make_node("Squeeze", ["products", "two"], ["logits"]),
     ]
     operators = _mlp_operators(len(weights.layers)) if weights.layers else product
-    arrays: dict[str, NDArray[Any]] = {"one": np.array([1]), "two": np.array([2]), "all": np.array([-1])}
+    arrays: dict[str, Array] = {"one": np.array([1]), "two": np.array([2]), "all": np.array([-1])}
     for i, layer in enumerate(weights.layers):
         arrays |= {f"layers.{i}.weight": layer.weight, f"layers.{i}.bias": layer.bias, f"layers.{i}.slope": layer.slope}
     arrays |= {"out.weight": weights.out[:, None], "out.bias": np.array([weights.offset], np.float32)}
@@ -173,19 +172,19 @@ def _named(model: onnx.ModelProto, form: ScorerForm) -> ScorerWeights:
     return ScorerWeights(layers, out[:, 0], float(_vector(arrays, "out.bias", 1)[0]))
 
 
-def _layer(arrays: Mapping[str, NDArray[Any]], name: str) -> Layer:
+def _layer(arrays: Mapping[str, Array], name: str) -> Layer:
     weight = _array(arrays, f"{name}.weight", 2)
     return Layer(weight, *(_vector(arrays, f"{name}.{part}", weight.shape[1]) for part in ("bias", "slope")))
 
 
-def _vector(arrays: Mapping[str, NDArray[Any]], name: str, width: int) -> Floats:
+def _vector(arrays: Mapping[str, Array], name: str, width: int) -> Float32:
     vector = _array(arrays, name, 1)
     if len(vector) != width:
         raise UnsupportedGraph(f"scorer.onnx: {name} has {len(vector)} numbers, expected {width}")
     return vector
 
 
-def _array(arrays: Mapping[str, NDArray[Any]], name: str, dimensions: int) -> Floats:
+def _array(arrays: Mapping[str, Array], name: str, dimensions: int) -> Float32:
     """A float32 array that is contiguous. Raises UnsupportedGraph if there is none of this name and number of dimensions."""
     array = arrays.get(name)
     if array is None or array.dtype != np.float32 or array.ndim != dimensions:

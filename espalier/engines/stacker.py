@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Array, Int64
 from espalier.bundle import Bundle
 from espalier.compiled_code import compiled
 from espalier.engines.best_nodes import best_first, best_positions
@@ -24,7 +24,6 @@ from espalier.stacking import BESIDE_OF, FARTHEST, FEATURES, FLOOR, LOWEST, NEAR
 from espalier.stored_numbers import number, stored
 from espalier.thread_scratch import ThreadScratch
 
-Array = NDArray[Any]
 STRETCH = 20
 """The network may make differences of ranks so many times larger: logits of scores near 1 are steep."""
 KNOWN = len(FEATURES)
@@ -62,11 +61,11 @@ class Stacker:
         items, points = self._items, stacking.tables.points
         self._scratch = ThreadScratch(lambda handles: Scratch.of(items + handles, points))
 
-    def candidate_counts(self, m_B: NDArray[np.int64], items: int) -> NDArray[np.int64]:
+    def candidate_counts(self, m_B: Int64, items: int) -> Int64:
         """int64[B]: how many candidates a query needs to get m results from a catalogue of `items` items."""
         return np.maximum(m_B, min(self._info.candidates, items))
 
-    def ordered(self, queries: QueryBatch, candidates: SearchResult, m_B: NDArray[np.int64]) -> SearchResult:
+    def ordered(self, queries: QueryBatch, candidates: SearchResult, m_B: Int64) -> SearchResult:
         """The best m candidates, in the order of stacking.
 
         candidates  the best max(m, stacking.candidates) items by the trees' keys, or all items if there are fewer; live items have rows

@@ -14,17 +14,14 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Array, Bool, Float32, Int64
 from espalier.live.overlay import Overlay
 from espalier.masks.eligibility import EligibleNodes
 from espalier.memory_lists import MemoryLists
 from espalier.queries import QueryBatch
 from espalier.search import NO_CONTEXT, Coverage, Engine, Frontier, LevelTrace, SearchContext, SearchParams, SearchResult
 
-Array = NDArray[Any]
-Int64 = NDArray[np.int64]
-Floats = NDArray[np.float32]
 NO_ROW, NO_RANK = np.int64(-1), np.float32(-np.inf)
 """Padding of item rows and nodes, of ranks and keys."""
 OF_ITEMS: dict[str, np.generic] = {"item_rows_BM": NO_ROW, "scores_BM": np.float32(0), "ranks_BM": NO_RANK, "keys_BM": NO_RANK}
@@ -52,7 +49,7 @@ class GivenQueries(QueryBatch):
     frontier    whether the result has the beams above the leaves
     """
 
-    states_BLS: Floats | None = None
+    states_BLS: Float32 | None = None
     memory: MemoryLists | None = None
     frontier: bool = False
 
@@ -91,20 +88,20 @@ class TreeQuery:
     """
 
     queries: QueryBatch
-    states_BLS: Floats | None
+    states_BLS: Float32 | None
     beam_size_B: Int64
     m_B: Int64
     eligible_T: tuple[EligibleNodes, ...]
     memory: MemoryLists | None = None
     trace: bool = False
     frontier: bool = False
-    encoded_B: NDArray[np.bool_] | None = None
+    encoded_B: Bool | None = None
     context: SearchContext = NO_CONTEXT
 
     def __len__(self) -> int:
         return len(self.beam_size_B)
 
-    def leaf_states(self, leaves: Leaves) -> Floats | None:
+    def leaf_states(self, leaves: Leaves) -> Float32 | None:
         """float32[B, S]: the states on the leaf level, of the search that returned `leaves`; None for linear scorers."""
         if leaves.leaf_states_BS is not None or self.states_BLS is None:
             return leaves.leaf_states_BS
@@ -139,13 +136,13 @@ class Leaves(NamedTuple):
     """
 
     rows_BTM: Int64
-    ranks_BTM: Floats
-    keys_BTM: Floats
+    ranks_BTM: Float32
+    keys_BTM: Float32
     count_BT: Int64
-    finite_B: NDArray[np.bool_] | None = None
+    finite_B: Bool | None = None
     traces: tuple[tuple[LevelTrace, ...], ...] = ()
     frontiers: tuple[Frontier, ...] = ()
-    leaf_states_BS: Floats | None = None
+    leaf_states_BS: Float32 | None = None
     coverage: Coverage | None = None
 
 

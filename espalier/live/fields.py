@@ -19,13 +19,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
-from numpy.typing import NDArray
 
+from espalier.arrays import Array
 from espalier.errors import InvalidInput
 from espalier.items import ItemTable
 from espalier.masks.filters import Condition, Range, Value, is_list
 
-Array = NDArray[Any]
 UNUSED = 1024
 """Unused values that a column may hold, in addition to as many as it uses."""
 GONE = -1

@@ -17,8 +17,8 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Bool, Int64
 from espalier.live.fields import FieldColumn
 from espalier.live.items import NO_FIELDS, LiveItem, LiveItems
 from espalier.live.overlay import Overlay
@@ -104,7 +104,7 @@ class LiveFilters:
         last = self._last_masks.pop(filter, None)
         self._bytes -= 0 if last is None else _cost_of(filter, last)
 
-    def matches(self, filter: Filter, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def matches(self, filter: Filter, rows: Int64) -> Bool:
         """bool[W]: whether the items at some rows pass a filter by their present fields, removed or not."""
         passing_R = self._passing(filter)
         entries = [self._table.entry(item_id) for item_id in self._table.ids_of(rows)]
@@ -117,7 +117,7 @@ class LiveFilters:
             passing_W[trained_W] = self.trained.matches(filter, rows[trained_W])
         return passing_W
 
-    def _passing(self, filter: Filter) -> NDArray[np.bool_]:
+    def _passing(self, filter: Filter) -> Bool:
         """bool[R]: which of the present handles have items that pass. More handles may come meanwhile."""
         with self._columns_lock:
             passing_R = np.ones(self._table.handles, np.bool_)
@@ -129,7 +129,7 @@ class LiveFilters:
                 passing_R[self._matching(field, condition, len(passing_R))] = False
         return passing_R
 
-    def _matching(self, field: str, condition: Condition, handles: int) -> NDArray[np.int64]:
+    def _matching(self, field: str, condition: Condition, handles: int) -> Int64:
         """int64: the handles below `handles` whose items meet a condition. Holds the columns' lock."""
         if field == "id" and isinstance(condition, tuple):
             entries = [self._table.entry(str(item_id)) for item_id in condition]

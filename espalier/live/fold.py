@@ -12,11 +12,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Array
 from espalier.bundle import CONTENT, CONTENT_ARRAYS, WEIGHTS, Bundle
 from espalier.bundle_files import map_safetensors
 from espalier.bundle_writer import ContentParts, GraphContent, Graphs, LinearContent, write_bundle
@@ -122,7 +121,7 @@ def _folded_counts(content: GraphContent | LinearContent, rows: FoldedRows, over
     return None if content.counts is None else folded_counts(content.counts, rows, overlay.trees[0])
 
 
-def folded_rows(bundle: Bundle, folded: FoldedTree, leaves: LiveLeaves) -> NDArray[Any]:
+def folded_rows(bundle: Bundle, folded: FoldedTree, leaves: LiveLeaves) -> Array:
     """The stored rows of the folded tree. Live rows were rounded to what the bundle stores when they were placed."""
     old_rows, offset = bundle.stored_rows, bundle.tree.leaf_offset
     if leaves.rows_PD is None:

@@ -11,11 +11,10 @@ Legend: N nodes, I items of the bundle, P parents with live leaves, n live leave
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Array, Bool, Int64
 from espalier.chunks import Chunks
 from espalier.errors import InvalidData
 from espalier.live.overlay import SparsePool
@@ -34,7 +33,7 @@ class FoldedTree:
     source: Int64
 
     @property
-    def live(self) -> NDArray[np.bool_]:
+    def live(self) -> Bool:
         """bool[#leaves]: which leaves are live."""
         return self.source < 0
 
@@ -70,10 +69,6 @@ def folded_tree(tree: Tree, row_I: Int64, parent_n: Int64, slot_n: Int64, row_n:
     counts = [np.diff(tree.first_child[tree.level(h).start : tree.level(h).stop + 1]) for h in range(tree.height)]
     counts[-1] = counts[-1] + np.bincount(parent_n[behind] - span.start, minlength=len(span))
     return FoldedTree(tree_from_children(counts, np.insert(leaf_item, end, row_n[behind])), np.insert(source, end, -1 - behind))
-
-
-Array = NDArray[Any]
-Int64 = NDArray[np.int64]
 
 
 def folded_chunks(tree: Tree, chunks: Chunks, folded: FoldedTree, pool: SparsePool, entry_X: Int64) -> Chunks:

@@ -8,12 +8,11 @@ Legend: I items of the bundle, R handles, J items of the fold, E entries.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
+from espalier.arrays import Array, Int64
 from espalier.items import ItemTable
 from espalier.label_counts import LabelCounts
 from espalier.live.folded_chunks import spans
@@ -22,9 +21,6 @@ from espalier.live.overlay import LiveLeaves, LiveMemory, Overlay
 from espalier.memory import Memory
 from espalier.stacking import Stacking
 from espalier.tail import Tail
-
-Array = NDArray[Any]
-Int64 = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Int64
 from espalier.items import ItemTable
 
 NO_FIELDS: Mapping[str, Any] = {}
@@ -69,7 +69,7 @@ class LiveItems:
     def fields(self) -> tuple[str, ...]:
         return self.trained.fields
 
-    def rows_of(self, ids: Sequence[str]) -> NDArray[np.int64]:
+    def rows_of(self, ids: Sequence[str]) -> Int64:
         """int64[len(ids)]: the item row of each id; −1 for one that is neither trained nor live now."""
         rows = self.trained.rows_of(ids)
         if self._row_of_live and (rows < 0).any():
@@ -77,7 +77,7 @@ class LiveItems:
                 rows[i] = self._row_of_live.get(ids[i], -1)
         return rows
 
-    def ids_of(self, rows: NDArray[np.int64]) -> list[str]:
+    def ids_of(self, rows: Int64) -> list[str]:
         live = self._live(rows)
         if not live:
             return self.trained.ids_of(rows)
@@ -86,7 +86,7 @@ class LiveItems:
             ids[i] = self._ids[rows[i] - self._base]
         return ids
 
-    def values(self, field: str, rows: NDArray[np.int64]) -> list[Any]:
+    def values(self, field: str, rows: Int64) -> list[Any]:
         """One column's Python values at item rows (int64); None for a live item without a value."""
         if field == "id":
             return self.ids_of(rows)
@@ -102,7 +102,7 @@ class LiveItems:
                     values[i] = changed.get(field)
         return values
 
-    def _live(self, rows: NDArray[np.int64]) -> list[int]:
+    def _live(self, rows: Int64) -> list[int]:
         """The positions of the rows of items that were not trained. In most answers there are none."""
         return [] if rows.max(initial=-1) < self._base else np.flatnonzero(rows >= self._base).tolist()
 

@@ -13,15 +13,12 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Bool, Int64
 from espalier.live.overlay import HANDLE, PARENT, LiveLeaves, Overlay
 from espalier.masks.eligibility import NO_NODE, EligibleNodes, LiveExclusions, every_item, excluded_nodes, masks_of
 from espalier.search import NodeMask, SearchParams
 from espalier.tree import Tree
-
-Int64 = NDArray[np.int64]
-Bool = NDArray[np.bool_]
 
 
 class EarlierMask(NamedTuple):

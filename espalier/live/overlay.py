@@ -22,15 +22,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Bool, Float32, Float64, Int32, Int64
 from espalier.entry_lists import KEY, NEXT, OTHER_KEY, OTHER_NEXT, EntryArrays, entries_of, entries_under, open_entries
 from espalier.memory_sums import SOURCE, TARGET
 from espalier.read_only import read_only
 from espalier.search import NodeMask
 
-Int64 = NDArray[np.int64]
-Bool = NDArray[np.bool_]
 PARENT, HANDLE, SLOT = KEY, OTHER_KEY, OTHER_NEXT + 1
 """Columns of a live leaf's entry."""
 KIND, ITEM = NEXT + 1, NEXT + 2
@@ -50,13 +48,13 @@ class SparsePool:
 
     begin_P: Int64
     end_P: Int64
-    bias_P: NDArray[np.float32]
-    feature: NDArray[np.int32]
-    weight: NDArray[np.float32]
+    bias_P: Float32
+    feature: Int32
+    weight: Float32
     tail_begin_P: Int64
     tail_end_P: Int64
-    tail_feature: NDArray[np.int32]
-    tail_value: NDArray[np.float32]
+    tail_feature: Int32
+    tail_value: Float32
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,9 +70,9 @@ class LiveLeaves:
 
     entries: EntryArrays
     size: int
-    rows_PD: NDArray[np.float32] | None
+    rows_PD: Float32 | None
     sparse: SparsePool | None
-    count_P: NDArray[np.float64] | None = None
+    count_P: Float64 | None = None
 
     def __len__(self) -> int:
         return self.size
@@ -129,9 +127,9 @@ class LiveMemory:
     """
 
     entries: EntryArrays
-    value: NDArray[np.float32]
+    value: Float32
 
-    def of(self, source: int) -> tuple[Int64, NDArray[np.float32]]:
+    def of(self, source: int) -> tuple[Int64, Float32]:
         """The targets and values of an item row, by target."""
         entry_C, _ = entries_under(*read_only(np.array([source])), self.entries)
         target_C = self.entries.rows[entry_C, TARGET]
@@ -139,7 +137,7 @@ class LiveMemory:
         return target_C[order], self.value[entry_C[order]]
 
     @property
-    def all(self) -> tuple[Int64, Int64, NDArray[np.float32]]:
+    def all(self) -> tuple[Int64, Int64, Float32]:
         """Sources, targets and values of all entries, by source and target."""
         entry_E = open_entries(self.entries)
         source_E, target_E = self.entries.rows[entry_E, SOURCE], self.entries.rows[entry_E, TARGET]
@@ -172,7 +170,7 @@ class Overlay:
     items: int
     handles: int
     item_R: Int64
-    handle_I: NDArray[np.int32]
+    handle_I: Int32
     shown_R: Bool
     removed: NodeMask | None
     trees: tuple[LiveLeaves, ...]

@@ -9,8 +9,8 @@ Legend: P entries, X some entries, D node row.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Float32, Float64, Int32, Int64
 from espalier.entry_lists import FIRST, with_room
 from espalier.live.overlay import SparsePool
 from espalier.live.rows import LiveRow
@@ -29,7 +29,7 @@ class DensePool:
         self._rows_PD[self.size], self._count_P[self.size] = row.values, row.count
         self.size += 1
 
-    def keep(self, entry_X: NDArray[np.int64]) -> None:
+    def keep(self, entry_X: Int64) -> None:
         """Keep only some entries, in this order, in new arrays."""
         room = max(FIRST, 2 * len(entry_X))
         self._rows_PD, self._count_P = (with_room(array[entry_X], room) for array in (self._rows_PD, self._count_P))
@@ -41,12 +41,12 @@ class DensePool:
         return self.size * self._rows_PD.shape[1]
 
     @property
-    def rows_PD(self) -> NDArray[np.float32]:
+    def rows_PD(self) -> Float32:
         """Read-only."""
         return read_only(self._rows_PD[: self.size])[0]
 
     @property
-    def count_P(self) -> NDArray[np.float64]:
+    def count_P(self) -> Float64:
         """Read-only."""
         return read_only(self._count_P[: self.size])[0]
 
@@ -59,7 +59,7 @@ class SparseRowsPool:
         self._feature, self._value = np.zeros(FIRST, np.int32), np.zeros(FIRST, np.float32)
         self.size, self.weights = 1, 0
 
-    def add(self, feature: NDArray[np.int32], value: NDArray[np.float32]) -> None:
+    def add(self, feature: Int32, value: Float32) -> None:
         entry, end = self.size, self.weights + len(feature)
         self._begin_P, self._end_P = (with_room(array, entry + 1) for array in (self._begin_P, self._end_P))
         self._feature, self._value = (with_room(array, end) for array in (self._feature, self._value))
@@ -67,7 +67,7 @@ class SparseRowsPool:
         self._feature[self.weights : end], self._value[self.weights : end] = feature, value
         self.weights, self.size = end, entry + 1
 
-    def keep(self, entry_X: NDArray[np.int64]) -> None:
+    def keep(self, entry_X: Int64) -> None:
         """Keep only some entries, in this order, in new arrays."""
         count_X = self._end_P[entry_X] - self._begin_P[entry_X]
         end_X = np.cumsum(count_X)
@@ -77,7 +77,7 @@ class SparseRowsPool:
         self._feature, self._value = (with_room(array[weight], max(FIRST, 2 * len(weight))) for array in (self._feature, self._value))
 
     @property
-    def arrays(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]:
+    def arrays(self) -> tuple[Int64, Int64, Int32, Float32]:
         """begin_P, end_P, features and values."""
         entries, weights = slice(self.size), slice(self.weights)
         return self._begin_P[entries], self._end_P[entries], self._feature[weights], self._value[weights]
@@ -106,7 +106,7 @@ class WeightPool:
         self._weights.add(row.feature, row.values)
         self._tails.add(row.tail_feature, row.tail_value)
 
-    def keep(self, entry_X: NDArray[np.int64]) -> None:
+    def keep(self, entry_X: Int64) -> None:
         """Keep only some entries, in this order, in new arrays."""
         self._bias_P = with_room(self._bias_P[entry_X], max(FIRST, 2 * len(entry_X)))
         self._weights.keep(entry_X)

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import orjson
-from numpy.typing import NDArray
 
+from espalier.arrays import Float32, Int32
 from espalier.errors import InvalidData
 from espalier.label_counts import MAX_COUNT
 
@@ -45,14 +45,14 @@ class LiveRow:
     count        assumed number of events of the item, of a model of graphs
     """
 
-    values: NDArray[np.float32]
-    feature: NDArray[np.int32] = field(default_factory=lambda: NO_FEATURES)
+    values: Float32
+    feature: Int32 = field(default_factory=lambda: NO_FEATURES)
     bias: float = 0.0
     dense: bool = True
     memory_to: Entries = ()
     memory_from: Entries = ()
-    tail_feature: NDArray[np.int32] = field(default_factory=lambda: NO_FEATURES)
-    tail_value: NDArray[np.float32] = field(default_factory=lambda: NO_VALUES)
+    tail_feature: Int32 = field(default_factory=lambda: NO_FEATURES)
+    tail_value: Float32 = field(default_factory=lambda: NO_VALUES)
     count: float = 0.0
 
     def __post_init__(self) -> None:
@@ -118,7 +118,7 @@ class LiveRow:
         return LiveRow(values, feature, float(bias), bool(dense), memory_to, memory_from, tail_feature, tail_value, events)
 
 
-def _check_ascending(name: str, feature: NDArray[np.int32]) -> None:
+def _check_ascending(name: str, feature: Int32) -> None:
     if len(feature) and (feature[0] < 0 or bool(np.any(feature[1:] <= feature[:-1]))):
         raise InvalidData(name, feature[:8].tolist(), "ascending feature numbers")
 

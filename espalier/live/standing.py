@@ -14,15 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Bool, Int64
 from espalier.live.masks import EarlierMask, live_mask
 from espalier.live.overlay import Overlay
 from espalier.search import NodeMask
 from espalier.tree import Tree
 
-Int64 = NDArray[np.int64]
-Bool = NDArray[np.bool_]
 LONGEST = 1 << 18
 """Most changes in the log. A full log is forgotten, and masks are rebuilt."""
 

@@ -213,10 +213,6 @@ class LiveState:
         """When the next item may expire, seconds since 1970; infinite if none will."""
         return self._expiry[0][0] if self._expiry else math.inf
 
-    def leaf_of(self, item_id: str, tree: int = 0) -> tuple[int, int] | None:
-        """(parent, slot) of an item's live leaf, else of its trained leaf; None for an item without a leaf."""
-        return self.live_leaf_of(item_id, tree) or self.trained_leaf_of(item_id, tree)
-
     def live_leaf_of(self, item_id: str, tree: int = 0) -> tuple[int, int] | None:
         """(parent, slot) of an item's live leaf; None for an item without one."""
         entry = self.table.entry(item_id)

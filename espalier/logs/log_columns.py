@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Array
 from espalier.errors import InvalidData
 from espalier.wording import option
 
@@ -61,7 +61,7 @@ def position_of(names: Sequence[str], column: str) -> int | None:
     return None
 
 
-def check_unit(field: str, stamps_E: NDArray[Any]) -> None:
+def check_unit(field: str, stamps_E: Array) -> None:
     """Raises InvalidData if nearly all numbers, zeros aside, are times of the EPOCHS, but of several units."""
     first_of_unit, known = {}, 0
     for unit, (least, last) in EPOCHS.items():

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
+from espalier.arrays import Float32, Int64
 from espalier.logs.log_columns import check_unit
 from espalier.logs.log_layout import SEPARATORS, look
 from espalier.logs.log_values import BadRows, RowSource, Stamps, Timestamps, empty_rows
@@ -35,8 +35,8 @@ class LogBatch:
     item: pa.Array
     stamp: Stamps | None = None
     category: pa.Array | None = None
-    vectors_RF: NDArray[np.float32] | None = None
-    row_of_event_E: NDArray[np.int64] | None = None
+    vectors_RF: Float32 | None = None
+    row_of_event_E: Int64 | None = None
 
     def __len__(self) -> int:
         return len(self.user)

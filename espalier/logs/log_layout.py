@@ -13,10 +13,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
+from espalier.arrays import Int64
 from espalier.errors import MISSING, InvalidData
 from espalier.logs.log_columns import MOST_BAD, NAMES, Column, is_header, position_of, unless_in_order, word_of
 from espalier.logs.log_times import first_without_time, formats, looks_dated, time_type, two_kinds
@@ -102,7 +101,7 @@ class Layout:
         self.notes.append(f"times: {type_names.get(timestamp_type, f'{timestamp_type} since 1970')}, by the values")
         return {"timestamp": column, "timestamp_type": timestamp_type}
 
-    def _one_format(self, column: Column, fitting: Mapping[str, NDArray[np.int64]]) -> str:
+    def _one_format(self, column: Column, fitting: Mapping[str, Int64]) -> str:
         """The only one of the formats that fit. Raises InvalidData if there are two."""
         if len(fitting) == 1:
             return next(iter(fitting))

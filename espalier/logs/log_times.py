@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
+from espalier.arrays import Int64
 from espalier.logs.log_columns import EPOCHS, MOST_BAD, Column
 from espalier.logs.log_values import Timestamps, TimestampType, is_text_type
 
@@ -41,7 +41,7 @@ def time_type(values: pa.Array, decimal: str) -> TimestampType | None:
     return "datetime" if formats(values) else None
 
 
-def formats(values: pa.Array) -> dict[str, NDArray[np.int64]]:
+def formats(values: pa.Array) -> dict[str, Int64]:
     """The formats that fit texts of dates and times other than ISO 8601, and the rows that no other format fits.
 
     Two formats fit if day and month could be swapped: in all rows, or in some rows while others contradict each other.

@@ -17,14 +17,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from espalier.arrays import Float64, Int64
 from espalier.errors import InvalidData
 from espalier.logs.log_columns import LAST_MICROSECOND, Column
 from espalier.wording import configured
 
 log = logging.getLogger(__name__)
 
-Int64 = NDArray[np.int64]
-Stamps = Int64 | NDArray[np.float64]
+Stamps = Int64 | Float64
 BadRowsPolicy = Literal["refuse", "skip"]
 TimestampType = Literal["integer", "float", "datetime", "seconds", "milliseconds", "microseconds", "nanoseconds"]
 DATED: tuple[TimestampType, ...] = ("datetime", "seconds", "milliseconds", "microseconds", "nanoseconds")

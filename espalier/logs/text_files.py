@@ -23,8 +23,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
-from numpy.typing import NDArray
 
+from espalier.arrays import Int64
 from espalier.errors import InvalidData
 from espalier.logs.log_columns import Column, position_of
 from espalier.logs.log_values import BadRows, Problem, RowSource, as_text, unreadable_rows
@@ -269,13 +269,11 @@ def _unquoted(table: TextTableFile) -> str:
     return table.hint("quotes may be plain characters", "quote", "") if table.quote else ""
 
 
-def _source(table: TextTableFile, record_R: NDArray[np.int64], columns: Mapping[str, Column]) -> RowSource:
+def _source(table: TextTableFile, record_R: Int64, columns: Mapping[str, Column]) -> RowSource:
     return RowSource(table.path.name, columns, lambda row: f"line {line_of(table, int(record_R[row]))}")
 
 
-def _records(
-    table: TextTableFile, positions: list[int], bad_rows: BadRows, block_bytes: int
-) -> Iterator[tuple[NDArray[np.int64], pa.RecordBatch]]:
+def _records(table: TextTableFile, positions: list[int], bad_rows: BadRows, block_bytes: int) -> Iterator[tuple[Int64, pa.RecordBatch]]:
     """int64[R], the record numbers of the rows after the header, and their fields at some positions, as bytes."""
     names = [f"f{position}" for position in positions]
     skipped: deque[int] = deque()  # records of blocks that the parser has read ahead

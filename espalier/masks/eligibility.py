@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Bool, Int32, Int64
 from espalier.compiled_code import compiled
 from espalier.entry_lists import BORN, DIED, KEY, NEXT, OTHER_KEY, EntryArrays, entry_of
 from espalier.errors import InvalidQuery
@@ -32,7 +32,7 @@ FEW_CHILDREN = 16
 """Up to so many children, all nodes' first, second, … children are taken at once: reductions of short rows are up to ten times slower."""
 
 
-def node_mask(tree: Tree, eligible_I: NDArray[np.bool_]) -> NodeMask:
+def node_mask(tree: Tree, eligible_I: Bool) -> NodeMask:
     """The nodes above eligible items (bool[I], by item row).
 
     O(N); if few items are eligible, O(eligible · H) after one pass over `eligible_I`. Raises InvalidQuery on another shape or dtype.
@@ -59,7 +59,7 @@ def node_mask(tree: Tree, eligible_I: NDArray[np.bool_]) -> NodeMask:
     return NodeMask(eligible_N, items)
 
 
-def forest_mask(trees: Sequence[Tree], eligible_I: NDArray[np.bool_]) -> NodeMask:
+def forest_mask(trees: Sequence[Tree], eligible_I: Bool) -> NodeMask:
     """The nodes above eligible items (bool[I]) in each tree of a forest, or in the only tree. O(N) for each.
 
     Callers make masks together with the filter. If an engine made them, they would block its thread, and no cache would count their bytes.
@@ -95,12 +95,12 @@ class ExcludedNodes:
     handles_BX int64[B, X]   handles of excluded live items (another X)
     """
 
-    leaves_BX: NDArray[np.int64]
-    inner_BX: NDArray[np.int64]
-    count_B: NDArray[np.int64]
-    handles_BX: NDArray[np.int64]
+    leaves_BX: Int64
+    inner_BX: Int64
+    count_B: Int64
+    handles_BX: Int64
 
-    def take(self, queries: NDArray[np.int64]) -> ExcludedNodes:
+    def take(self, queries: Int64) -> ExcludedNodes:
         """The nodes for the queries at some positions (int64)."""
         return ExcludedNodes(self.leaves_BX[queries], self.inner_BX[queries], self.count_B[queries], self.handles_BX[queries])
 
@@ -116,18 +116,18 @@ class EligibleNodes:
               bundle. Empty if there are no live items
     """
 
-    items_B: NDArray[np.int64]
+    items_B: Int64
     mask_B: tuple[NodeMask | None, ...]
     excluded: ExcludedNodes | None
-    live_BR: tuple[NDArray[np.bool_] | None, ...] = ()
+    live_BR: tuple[Bool | None, ...] = ()
 
     @property
-    def groups(self) -> list[tuple[NDArray[np.int64], NodeMask | None]]:
+    def groups(self) -> list[tuple[Int64, NodeMask | None]]:
         """For each mask, the positions (int64) of its queries."""
         masks = dict.fromkeys(self.mask_B)
         return [(np.flatnonzero([other is mask for other in self.mask_B]), mask) for mask in masks]
 
-    def nodes_of(self, tree: Tree, b: int) -> NDArray[np.bool_]:
+    def nodes_of(self, tree: Tree, b: int) -> Bool:
         """bool[N]: the nodes that query b may visit."""
         mask = self.mask_B[b]
         eligible_N = (every_item(tree) if mask is None else mask).eligible_N.copy()
@@ -136,7 +136,7 @@ class EligibleNodes:
                 eligible_N[nodes_X[nodes_X != NO_NODE]] = False
         return eligible_N
 
-    def take(self, queries: NDArray[np.int64]) -> EligibleNodes:
+    def take(self, queries: Int64) -> EligibleNodes:
         """The nodes for the queries at some positions (int64)."""
         excluded = None if self.excluded is None else self.excluded.take(queries)
         positions = queries.tolist()
@@ -161,7 +161,7 @@ def eligible_nodes(tree: Tree, params: SearchParams, unrestricted: NodeMask | No
 
 def masks_of(
     tree: Tree, params: SearchParams, unrestricted: NodeMask | None, tree_index: int, items: int
-) -> tuple[NDArray[np.int64], tuple[NodeMask | None, ...]]:
+) -> tuple[Int64, tuple[NodeMask | None, ...]]:
     """int64[B], the number of items that pass each query's mask (`items` without a filter), and the masks over one tree's nodes.
 
     Raises InvalidQuery as `eligible_nodes` does.
@@ -198,16 +198,16 @@ class LiveExclusions(NamedTuple):
     """
 
     items: int
-    handle_I: NDArray[np.int32]
+    handle_I: Int32
     entries: EntryArrays
 
 
 def excluded_nodes(
     tree: Tree,
-    exclude_BE: NDArray[np.int64],
+    exclude_BE: Int64,
     mask_B: Sequence[NodeMask | None] | None = None,
     live: LiveExclusions | None = None,
-    live_BR: Sequence[NDArray[np.bool_] | None] = (),
+    live_BR: Sequence[Bool | None] = (),
 ) -> ExcludedNodes:
     """The nodes that lists of item rows (int64[B, E], NO_ITEM as padding, repeats allowed) exclude under the queries' masks.
 
@@ -218,9 +218,7 @@ def excluded_nodes(
     if not batch:
         none = np.full((0, 1), NO_NODE, np.int64)
         return ExcludedNodes(none, none, np.zeros(0, np.int64), none)
-    views: list[tuple[NodeMask | None, NDArray[np.bool_] | None]] = [
-        *zip(mask_B or (None,) * batch, live_BR or (None,) * batch, strict=True)
-    ]
+    views: list[tuple[NodeMask | None, Bool | None]] = [*zip(mask_B or (None,) * batch, live_BR or (None,) * batch, strict=True)]
     keys = [(id(mask), id(live_R)) for mask, live_R in views]
     if len(set(keys)) == 1:
         return _excluded_under(tree, exclude_BE, views[0], live)
@@ -239,9 +237,7 @@ def excluded_nodes(
     return ExcludedNodes(leaves_BX, inner_BX, count_B, handles_BX)
 
 
-def _excluded_under(
-    tree: Tree, exclude_BE: NDArray[np.int64], view: tuple[NodeMask | None, NDArray[np.bool_] | None], live: LiveExclusions | None
-) -> ExcludedNodes:
+def _excluded_under(tree: Tree, exclude_BE: Int64, view: tuple[NodeMask | None, Bool | None], live: LiveExclusions | None) -> ExcludedNodes:
     """`excluded_nodes` for queries with the same mask and the same live items (`view`)."""
     mask, live_R = view
     eligible_N = NO_MASK if mask is None else mask.eligible_N

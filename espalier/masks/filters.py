@@ -19,13 +19,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import methodcaller
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
+from espalier.arrays import Array, Bool, Int64
 from espalier.errors import InvalidQuery
 from espalier.items import ItemTable
 from espalier.masks.eligibility import bundle_alone, forest_mask
@@ -130,11 +130,11 @@ class ItemFilters:
                 if self._building.get(filter) is building:
                     del self._building[filter]
 
-    def matches(self, filter: Filter, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def matches(self, filter: Filter, rows: Int64) -> Bool:
         """bool[len(rows)]: whether items pass a filter, even if removed. As slow as building a mask."""
         return self._passing(filter)[rows]
 
-    def set_removed(self, rows: NDArray[np.int64]) -> None:
+    def set_removed(self, rows: Int64) -> None:
         """Replace the removed items (int64 rows, repeats allowed), which are not eligible in later masks. Drops the cached masks.
 
         Raises InvalidQuery for a row that the catalogue lacks.
@@ -151,7 +151,7 @@ class ItemFilters:
             self._bytes = 0
             self._building.clear()  # masks being built have the old removals: earlier callers get them, and they are not cached
 
-    def is_removed(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def is_removed(self, rows: Int64) -> Bool:
         """bool[len(rows)]: whether items are removed."""
         return np.isin(rows, self._removed)
 
@@ -165,7 +165,7 @@ class ItemFilters:
 
     # -- building -----------------------------------------------------------------------------------------------------
 
-    def _passing(self, filter: Filter) -> NDArray[np.bool_]:
+    def _passing(self, filter: Filter) -> Bool:
         """bool[I]: the items that pass, even if removed."""
         passing_I = np.ones(len(self._items), np.bool_)
         for field, condition in filter.wanted:
@@ -178,7 +178,7 @@ class ItemFilters:
                 passing_I[rows] = False
         return passing_I
 
-    def _matching(self, field: str, condition: Condition) -> list[NDArray[Any]]:
+    def _matching(self, field: str, condition: Condition) -> list[Array]:
         """The rows of the items that match one condition, as arrays that may overlap."""
         if field == "id" and isinstance(condition, tuple):
             rows = self._items.rows_of([str(item_id) for item_id in condition])
@@ -224,16 +224,16 @@ class _Index:
     """
 
     values_V: pa.Array
-    offsets: NDArray[np.int64]
-    rows_R: NDArray[Any]
+    offsets: Int64
+    rows_R: Array
 
-    def of(self, value: Value) -> NDArray[Any]:
+    def of(self, value: Value) -> Array:
         """The rows of the items that have a value."""
         at = bisect_left(self.values_V, value, key=methodcaller("as_py"))
         has_value = at < len(self.values_V) and self.values_V[at].as_py() == value
         return self.rows_R[self.offsets[at] : self.offsets[at + 1]] if has_value else self.rows_R[:0]
 
-    def between(self, low: Value | None, high: Value | None) -> NDArray[Any]:
+    def between(self, low: Value | None, high: Value | None) -> Array:
         """The rows of the items with a value from `low` to `high`; an item with several such values comes several times."""
         value_of = methodcaller("as_py")  # Python compares integers and floats exactly, NumPy and Arrow do not
         begin = 0 if low is None else bisect_left(self.values_V, low, key=value_of)

@@ -14,8 +14,8 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Int64
 from espalier.bundle import Bundle
 from espalier.content.features import ContentFeatures
 from espalier.errors import MISSING, BundleCorrupt, EspalierError, InvalidQuery
@@ -36,7 +36,6 @@ from espalier.queries import (
 )
 from espalier.text.sparse_rows import SparseRows
 
-Int64 = NDArray[np.int64]
 STRINGS, INTEGERS, NUMBERS = frozenset({str}), frozenset({int}), frozenset({int, float})
 """Allowed types of the entries of lists."""
 OWN_WEIGHTS = "own_weights"

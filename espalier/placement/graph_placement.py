@@ -21,8 +21,8 @@ from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Float32, Float64, Int64
 from espalier.bundle import Bundle
 from espalier.checks.heldout import read_heldout
 from espalier.content.features import ContentFeatures
@@ -53,10 +53,6 @@ from espalier.placement.popularity import Popularity
 from espalier.queries import HistoryKind, QueryBatch
 from espalier.search import NodeMask, SearchParams, SearchResult
 from espalier.tree import EMPTY_LEAF
-
-Float32 = NDArray[np.float32]
-Floats = NDArray[np.float64]
-Int64 = NDArray[np.int64]
 
 PRIOR = 1.0
 """κ, in events."""
@@ -90,9 +86,9 @@ class EventSearch(NamedTuple):
 class ByFields:
     """An item by its fields alone: its row without a shift, votes for its parents, and the item rows that lift it, with S."""
 
-    row_D: Floats
+    row_D: Float64
     votes: Votes
-    memory: tuple[Int64, Floats]
+    memory: tuple[Int64, Float64]
 
 
 class GraphPlacement:
@@ -164,10 +160,10 @@ class GraphPlacement:
 
     def _row(
         self,
-        sum_D: Floats,
+        sum_D: Float64,
         summands: int,
         shift: float,
-        content_D: NDArray[np.float32] | None,
+        content_D: Float32 | None,
         scale: RowScale,
         memory: tuple[Entries, Entries],
         count: float,
@@ -178,16 +174,16 @@ class GraphPlacement:
         lifting, lifted = memory
         return LiveRow(self._as_stored(row_D), memory_to=lifted, memory_from=lifting, count=count)
 
-    def _as_stored(self, row_D: Floats) -> NDArray[np.float32]:
+    def _as_stored(self, row_D: Float64) -> Float32:
         """A row rounded as a fold of the bundle will store it, so that a fold changes no answer. Raises InvalidData."""
         dtype = self.bundle.stored_rows.dtype
         try:
-            stored_D: NDArray[np.float32] = rounded(row_D[None], dtype)[0]
+            stored_D: Float32 = rounded(row_D[None], dtype)[0]
         except FloatingPointError:
             raise InvalidData("row", "a number that is too large", f"numbers that {dtype} holds") from None
         return stored_D
 
-    def _row_of_events(self, searched: EventSearch, scale: RowScale) -> Floats:
+    def _row_of_events(self, searched: EventSearch, scale: RowScale) -> Float64:
         """e of the module."""
         if self._is_product:
             states_BS = _states(searched.beams)[searched.queries.start : searched.queries.stop]
@@ -196,22 +192,22 @@ class GraphPlacement:
         rows = [self._rows(self._tree.leaf_of_item[items_M]).mean(0) for items_M in items if len(items_M)]
         if not rows:
             return scale.row_S
-        row_D: Floats = np.stack(rows).mean(0)
+        row_D: Float64 = np.stack(rows).mean(0)
         return row_D
 
-    def _rows(self, nodes: Int64) -> Floats:
-        rows: Floats = self.bundle.node_rows_ND[nodes].astype(np.float64)
+    def _rows(self, nodes: Int64) -> Float64:
+        rows: Float64 = self.bundle.node_rows_ND[nodes].astype(np.float64)
         return rows
 
-    def _mean_row(self, parent: int) -> Floats:
+    def _mean_row(self, parent: int) -> Float64:
         """The mean row of a parent's leaves."""
         tree = self._tree
         first, after = tree.first_child[parent : parent + 2].tolist()
         occupied = np.flatnonzero(tree.leaf_item[first - tree.leaf_offset : after - tree.leaf_offset] != EMPTY_LEAF) + first
-        mean_D: Floats = self._rows(occupied if len(occupied) else np.arange(first, after)).mean(0)
+        mean_D: Float64 = self._rows(occupied if len(occupied) else np.arange(first, after)).mean(0)
         return mean_D
 
-    def _leaf(self, row: int, overlay: Overlay) -> tuple[int, Floats]:
+    def _leaf(self, row: int, overlay: Overlay) -> tuple[int, Float64]:
         """The parent and the row of an item's leaf."""
         entry, leaves = overlay.live_leaf(row, 0), overlay.trees[0]
         if entry and leaves.rows_PD is not None:
@@ -219,12 +215,12 @@ class GraphPlacement:
         leaf = self._tree.leaf_of_item[np.array([row])]
         return int(self._tree.parent[leaf[0]]), self._rows(leaf)[0]
 
-    def _nearest(self, row_D: Floats, scale: RowScale) -> Votes:
+    def _nearest(self, row_D: Float64, scale: RowScale) -> Votes:
         """Votes for the parents of the trained items with the nearest rows: their cosines."""
         items, cosine = self._near_rows(scale).of(row_D)
         return self._votes_of(items, cosine)
 
-    def _votes_of(self, items: Int64, cosine: Floats) -> Votes:
+    def _votes_of(self, items: Int64, cosine: Float64) -> Votes:
         return summed([self._tree.parent[self._tree.leaf_of_item[items]]], [cosine / max(1, len(items))])
 
     def _near_rows(self, scale: RowScale) -> NearRows:
@@ -232,7 +228,7 @@ class GraphPlacement:
             self._cached_near = NearRows(self.bundle.node_rows_ND, self._tree.leaf_of_item, scale)
         return self._cached_near
 
-    def _by_fields(self, content_D: NDArray[np.float32], scale: RowScale, exclude: int = -1) -> ByFields:
+    def _by_fields(self, content_D: Float32, scale: RowScale, exclude: int = -1) -> ByFields:
         """An item by its fields alone. exclude: the item row of a trained item, so that it is not its own neighbour."""
         row_D = scale.row_of_content(content_D.astype(np.float64)) if self._is_product else content_D.astype(np.float64)
         items, cosine = self._near_rows(scale).of(row_D, exclude)
@@ -251,7 +247,7 @@ class GraphPlacement:
         return self._with_ids(lifting, catalogue), self._with_ids(lifted, catalogue)
 
     @staticmethod
-    def _with_ids(memory: tuple[Int64, Floats], catalogue: Items) -> Entries:
+    def _with_ids(memory: tuple[Int64, Float64], catalogue: Items) -> Entries:
         rows, values = memory
         return tuple(zip(catalogue.ids_of(rows), values.tolist(), strict=True))
 
@@ -318,7 +314,7 @@ class GraphPlacement:
             trials.append(Trial(item, queries, row_D, parent, partial(self._lifting, background.history_BT, queries)))
         return trials
 
-    def _lifting(self, history_BT: Int64 | None, queries: list[int], count: float) -> tuple[Int64, Floats]:
+    def _lifting(self, history_BT: Int64 | None, queries: list[int], count: float) -> tuple[Int64, Float64]:
         return NONE if self._memory is None or history_BT is None else self._memory.of(history_BT[queries], count)[0]
 
     def _trials_by_fields(self, background: Background, scale: RowScale) -> list[Trial]:
@@ -361,11 +357,11 @@ class GraphPlacement:
         return [EventSearch(beams, range(first, last)) if first < last else None for first, last in pairwise([0, *ends])]
 
 
-def _same_for_any_count(memory: tuple[Int64, Floats], _: float) -> tuple[Int64, Floats]:
+def _same_for_any_count(memory: tuple[Int64, Float64], _: float) -> tuple[Int64, Float64]:
     return memory
 
 
-def _states(beams: SearchResult) -> NDArray[np.float32]:
+def _states(beams: SearchResult) -> Float32:
     if beams.leaf_states_BS is None:
         raise ValueError("a search of graphs gives the states of the leaf level")
     return beams.leaf_states_BS

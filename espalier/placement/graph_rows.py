@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Bool, Float32, Float64, Int64
 from espalier.manifest import Ranking
 from espalier.memory import Memory
 from espalier.node_rows import NodeRows
@@ -33,8 +33,6 @@ from espalier.placement.parents import best_first, votes_of_search
 from espalier.search import Frontier
 from espalier.tree import EMPTY_LEAF, Tree
 
-Floats = NDArray[np.float64]
-Int64 = NDArray[np.int64]
 EQUAL = 1e-6
 """A column of states with a smaller standard deviation is constant."""
 BLOCK = 1 << 16
@@ -57,7 +55,7 @@ class Shifts:
     mean   number of gaps that are closed if queries find each trial item as often as the catalogue's mean item
     """
 
-    gap_G: NDArray[np.float32]
+    gap_G: Float32
     mean: float
 
     def of(self, share: float) -> float:
@@ -79,29 +77,29 @@ class RowScale:
     length    ρ · longest: largest distance from r̄, see LONGEST
     """
 
-    state_S: Floats
-    row_S: Floats
-    is_free_S: NDArray[np.bool_]
+    state_S: Float64
+    row_S: Float64
+    is_free_S: Bool
     length: float
     longest: float
 
-    def row_of_events(self, state_S: Floats) -> Floats:
+    def row_of_events(self, state_S: Float64) -> Float64:
         """float64[S]: e, from the mean state of an item's events."""
         return self._row_towards(state_S - self.state_S)
 
-    def row_of_content(self, row_S: Floats) -> Floats:
+    def row_of_content(self, row_S: Float64) -> Float64:
         """float64[S]: the row in the direction of a row by content, at the distance of trained rows from the mean row, with its biases.
 
         Rows by content are shorter, because training added what it learned of each item. Their biases are those of untouched items.
         """
         return self._row_towards(row_S - self.row_S)
 
-    def _row_towards(self, away_S: Floats) -> Floats:
+    def _row_towards(self, away_S: Float64) -> Float64:
         away_S = np.where(self.is_free_S, away_S, 0)
         distance = _length(away_S)
         return self.row_S + (self.length / distance if distance > 0 else 0.0) * away_S
 
-    def shifted(self, row_S: Floats, shift: float) -> Floats:
+    def shifted(self, row_S: Float64, shift: float) -> Float64:
         """A row with a shift, which is 0 for bundles without a column of biases."""
         if shift:
             row_S = row_S.copy()
@@ -113,18 +111,18 @@ class RowScale:
         """The last column of biases."""
         return int(np.flatnonzero(~self.is_free_S)[-1])
 
-    def capped(self, row_S: Floats) -> Floats:
+    def capped(self, row_S: Float64) -> Float64:
         """A row moved towards the mean row, if it is farther from it than `longest`."""
         away_S = np.where(self.is_free_S, row_S - self.row_S, 0)
         distance = _length(away_S)
         return row_S if distance <= self.longest else row_S - away_S * (1 - self.longest / distance)
 
 
-def _length(row_S: Floats) -> float:
+def _length(row_S: Float64) -> float:
     return math.sqrt(float(row_S @ row_S))
 
 
-def scale_of(tree: Tree, node_rows_ND: NodeRows, states_BS: NDArray[np.float32] | None) -> RowScale:
+def scale_of(tree: Tree, node_rows_ND: NodeRows, states_BS: Float32 | None) -> RowScale:
     """The scale of a bundle's rows. states_BS: of its held-out queries; None: not inner products, or no queries."""
     leaves = tree.leaf_offset + np.flatnonzero(tree.leaf_item != EMPTY_LEAF)
     width = node_rows_ND.shape[1]
@@ -153,14 +151,14 @@ class Background:
 
     history_BT: Int64 | None
     frontier: Frontier
-    states_BS: NDArray[np.float32]
+    states_BS: Float32
     item_rows_BM: Int64
-    key_B: NDArray[np.float32]
+    key_B: Float32
     relevant: Sequence[Int64]
     memory: Memory | None = None
 
     @cached_property
-    def history_weights(self) -> dict[int, tuple[Int64, Floats]]:
+    def history_weights(self) -> dict[int, tuple[Int64, Float64]]:
         """Item row → the queries whose histories hold it, and for each the summed weights of its positions."""
         if self.history_BT is None or self.memory is None:
             return {}
@@ -181,9 +179,9 @@ class Trial:
 
     item: int
     queries: list[int]
-    row_S: Floats
+    row_S: Float64
     parent: int
-    memory: Callable[[float], tuple[Int64, Floats]]
+    memory: Callable[[float], tuple[Int64, Float64]]
 
 
 def trial_items(relevant: Sequence[Int64], most: int, events: int) -> list[tuple[int, list[int]]]:
@@ -216,10 +214,10 @@ class Trials:
     """
 
     trials: Sequence[Trial]
-    needed_TB: Floats
-    logit_TB: Floats
-    in_beam_TB: NDArray[np.bool_]
-    tests_TB: NDArray[np.bool_]
+    needed_TB: Float64
+    logit_TB: Float64
+    in_beam_TB: Bool
+    tests_TB: Bool
 
     @staticmethod
     def of(background: Background, trials: Sequence[Trial], ranking: Ranking) -> Trials:
@@ -255,7 +253,7 @@ class Trials:
 _NO_QUERIES = (np.empty(0, np.int64), np.empty(0))
 
 
-def _logit_of(own_B: Floats, ranking: Ranking) -> Floats:
+def _logit_of(own_B: Float64, ranking: Ranking) -> Float64:
     """The logits of a leaf's own part of the rank; inf for a value that no logit has."""
     if ranking.own == "logit":
         return own_B
@@ -274,7 +272,7 @@ class NearRows:
         self._unit_ID = (rows_ID / np.where(length_I > 0, length_I, 1)).astype(np.float32)
         self._scale = scale
 
-    def of(self, row_D: Floats, exclude: int = -1) -> tuple[Int64, Floats]:
+    def of(self, row_D: Float64, exclude: int = -1) -> tuple[Int64, Float64]:
         """At most NEAREST items, the nearest first, and their cosines, at least 0. exclude: an item row, −1 for none."""
         away_D = np.where(self._scale.is_free_S, row_D - self._scale.row_S, 0)
         cosine_I = self._unit_ID @ (away_D / max(float(np.linalg.norm(away_D)), 1e-12)).astype(np.float32)

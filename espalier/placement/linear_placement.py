@@ -16,8 +16,8 @@ from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Int64
 from espalier.bundle import Bundle
 from espalier.items import Items
 from espalier.live.overlay import PARENT, Overlay
@@ -30,8 +30,6 @@ from espalier.placement.parents import MOST, Parents, Search, summed
 from espalier.queries import QueryBatch, TextKind
 from espalier.search import NodeMask, SearchParams
 from espalier.text.sparse_rows import SparseRows, concatenated
-
-Int64 = NDArray[np.int64]
 
 BEAM = 24
 """Candidate parents of an item. The search also scores their leaves, which takes most of the time of a placement."""

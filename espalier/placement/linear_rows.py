@@ -15,23 +15,19 @@ Legend: P clusters (nodes of the level above the leaves), F features, K neighbou
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Array, Float32, Int32, Int64
 from espalier.chunks import Chunks
 from espalier.compiled_code import compiled
 from espalier.live.rows import NO_FEATURES, NO_VALUES, LiveRow
 from espalier.read_only import read_only
 from espalier.tree import EMPTY_LEAF, Tree
 
-Array = NDArray[Any]
-Int64 = NDArray[np.int64]
-
 BLOCK = 1 << 22
 """Weights that are processed at once. Bounds the memory needed in addition to the model's."""
-Weights = tuple[NDArray[np.int32], NDArray[np.float32]]
+Weights = tuple[Int32, Float32]
 """Features, ascending, and their weights."""
 
 NEIGHBOURS, SHARE = 3, 0.5
@@ -65,7 +61,7 @@ class LinearRows:
         x: Weights,
         length: float,
         near: Sequence[int] | Int64,
-        cosine_K: Sequence[float] | NDArray[np.float32],
+        cosine_K: Sequence[float] | Float32,
         like: Weights | None = None,
         in_tail: bool = False,
     ) -> LiveRow:
@@ -90,7 +86,7 @@ class LinearRows:
         values = self._as_stored(weight[is_large])
         return LiveRow(values, feature[is_large], self.bias, dense=False, tail_feature=tail[0], tail_value=tail[1])
 
-    def _as_stored(self, weights: NDArray[np.float32]) -> NDArray[np.float32]:
+    def _as_stored(self, weights: Float32) -> Float32:
         """Weights rounded as a fold of the bundle will store them, so that it changes no answer. Too large ones stay: it stores float32."""
         with np.errstate(over="ignore"):
             stored = weights.astype(self._weight.dtype).astype(np.float32)

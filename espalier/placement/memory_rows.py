@@ -16,11 +16,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Array, Float64, Int64
 from espalier.compiled_code import compiled
 from espalier.memory import LARGEST_VALUE, Memory
 from espalier.memory_lists import INDEX_BITS, LAST_INDEX
@@ -29,8 +28,7 @@ from espalier.placement.popularity import Popularity
 from espalier.read_only import read_only
 from espalier.stored_numbers import number, stored
 
-Array = NDArray[Any]
-Entries = tuple[NDArray[np.int64], NDArray[np.float64]]
+Entries = tuple[Int64, Float64]
 """Item rows, ascending, and S with them."""
 NONE: Entries = np.empty(0, np.int64), np.empty(0)
 MOST = 256
@@ -43,7 +41,7 @@ class MemoryRows:
     def __init__(self, memory: Memory, popularity: Popularity) -> None:
         self._memory, self._popularity = memory, popularity
 
-    def of(self, history_ET: NDArray[np.int64], count: float) -> tuple[Entries, Entries]:
+    def of(self, history_ET: Int64, count: float) -> tuple[Entries, Entries]:
         """S[a, new] and S[new, a] of an item that these histories (oldest item first, −1: no item) led to.
 
         count  events that the item has had
@@ -66,7 +64,7 @@ class MemoryRows:
         columns: tuple[Array, ...] = _transposed(*read_only(self._memory.offset, self._memory.item, stored(self._memory.value)))
         return columns
 
-    def of_like(self, items: NDArray[np.int64], cosine: NDArray[np.float64]) -> Entries:
+    def of_like(self, items: Int64, cosine: Float64) -> Entries:
         """S[a, new] of an item that resembles these trained items with these cosines."""
         if not len(items):
             return NONE
@@ -87,7 +85,7 @@ def merged(memories: Sequence[Entries]) -> Entries:
     return _largest(rows, values)
 
 
-def _largest(rows: NDArray[np.int64], values: NDArray[np.float64]) -> Entries:
+def _largest(rows: Int64, values: Float64) -> Entries:
     values = np.minimum(values, LARGEST_VALUE)
     if len(rows) > MOST:
         largest = np.sort(np.argsort(-values, kind="stable")[:MOST])

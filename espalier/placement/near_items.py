@@ -7,16 +7,13 @@ Legend: n new items, I trained items, K neighbours, E entries.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Array, Float32, Int64
 from espalier.compiled_code import compiled
 from espalier.read_only import read_only
 from espalier.text.sparse_rows import SparseRows
 
-Array = NDArray[Any]
 NO_NEIGHBOUR = -1
 """Padding where an item has fewer neighbours."""
 
@@ -31,7 +28,7 @@ class NearItems:
         self._items = len(rows)
         self._index = read_only(feature, np.append(first, len(item_E)).astype(np.int64), item_E, rows.values[by_feature])
 
-    def nearest(self, new: SparseRows, count: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    def nearest(self, new: SparseRows, count: int) -> tuple[Int64, Float32]:
         """int64[n, K]: item rows, the nearest first, NO_NEIGHBOUR as padding; float32[n, K]: their cosines, above 0.
 
         new  rows of length 1. Ties go to the lower item row.

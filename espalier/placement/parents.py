@@ -9,14 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Float64, Int64
 from espalier.live.rows import LiveRow
 from espalier.queries import QueryBatch
 from espalier.search import Frontier, SearchParams, SearchResult
 
-Int64 = NDArray[np.int64]
-Float64 = NDArray[np.float64]
 Search = Callable[[QueryBatch, SearchParams], SearchResult]
 """Searches a version with queries, and returns their beams of parents."""
 Votes = tuple[Int64, Float64]

@@ -14,8 +14,8 @@ Legend: I trained items.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Float64, Int64
 from espalier.label_counts import LabelCounts
 
 MOST_EVENTS = 64
@@ -36,13 +36,13 @@ class Popularity:
         spread = float(self._ascending_I.var()) - self._mean
         self._alpha, self._beta = (self._mean**2 / spread, self._mean / spread) if spread > 0 else (0.0, np.inf)
 
-    def counts_of(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
+    def counts_of(self, rows: Int64) -> Float64:
         """The event counts of some item rows, at least 1; the mean for items that were not trained."""
         counts = np.full(len(rows), self._mean)
         if self.counts_I is not None:
             is_trained = rows < len(self.counts_I)
             counts[is_trained] = self.counts_I[rows[is_trained]]
-        at_least_1: NDArray[np.float64] = np.maximum(counts, 1)
+        at_least_1: Float64 = np.maximum(counts, 1)
         return at_least_1
 
     def count(self, events: int, stated: int | None) -> float:

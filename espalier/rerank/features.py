@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
-from numpy.typing import NDArray
 
+from espalier.arrays import Float32, Int64
 from espalier.bundle import Bundle
 from espalier.errors import BundleCorrupt
 from espalier.live.items import LiveItems
@@ -65,12 +65,12 @@ class RankFeatures:
         self,
         queries: QueryBatch,
         b: int,
-        rows_N: NDArray[np.int64],
-        ranks_N: NDArray[np.float32],
-        scores_N: NDArray[np.float32],
+        rows_N: Int64,
+        ranks_N: Float32,
+        scores_N: Float32,
         caller_features: CallerFeatures = NO_CALLER_FEATURES,
         live: LiveCandidates | None = None,
-    ) -> NDArray[np.float32]:
+    ) -> Float32:
         """float32[N, F]: the features of query b's candidates (item rows, best first) with their ranks and scores.
 
         Features depend only on this query and its candidates, so the batch cannot change them. Caller features that are not in `names` are
@@ -99,7 +99,7 @@ class RankFeatures:
         features_NF[np.isinf(features_NF)] = np.nan
         return features_NF
 
-    def _history(self, rows_N: NDArray[np.int64], history_T: NDArray[np.int64], live: LiveCandidates | None) -> dict[str, Any]:
+    def _history(self, rows_N: Int64, history_T: Int64, live: LiveCandidates | None) -> dict[str, Any]:
         length = len(history_T)
         columns: dict[str, Any] = {"history.length": length}
         if not length:
@@ -124,7 +124,7 @@ class RankFeatures:
             }
         return columns
 
-    def _node_rows(self, rows_N: NDArray[np.int64], live: LiveCandidates | None) -> NDArray[np.float32]:
+    def _node_rows(self, rows_N: Int64, live: LiveCandidates | None) -> Float32:
         """float32[N, D]: the leaves' node rows of items."""
         if self._rows_ND is None:
             raise BundleCorrupt("no node rows were asked for")
@@ -136,22 +136,22 @@ class RankFeatures:
         return rows_ND
 
 
-def _attribute(name: str, column_I: NDArray[np.float32], rows_N: NDArray[np.int64], live: LiveCandidates | None) -> NDArray[np.float32]:
+def _attribute(name: str, column_I: Float32, rows_N: Int64, live: LiveCandidates | None) -> Float32:
     """float32[N]: a column's present numbers, also of live items."""
-    numbers_N: NDArray[np.float32] = column_I[_trained(rows_N, len(column_I), live)]
+    numbers_N: Float32 = column_I[_trained(rows_N, len(column_I), live)]
     if live is not None:
         live_positions, live_numbers = live.numbers(name.removeprefix("attribute."), rows_N)
         numbers_N[live_positions] = live_numbers
     return numbers_N
 
 
-def _trained(rows_N: NDArray[np.int64], items: int, live: LiveCandidates | None) -> NDArray[np.int64]:
+def _trained(rows_N: Int64, items: int, live: LiveCandidates | None) -> Int64:
     """The item rows, with 0, which is trained, instead of live items."""
     return rows_N if live is None else np.where(rows_N < items, rows_N, 0)
 
 
 @np.errstate(over="ignore")
-def numeric_column(bundle: Bundle, column: str) -> NDArray[np.float32]:
+def numeric_column(bundle: Bundle, column: str) -> Float32:
     """float32[I]: a column of numbers or booleans, NaN for null, infinite where no float32 holds it. Raises BundleCorrupt."""
     items = bundle.items
     if column not in items.fields:
@@ -169,14 +169,11 @@ def is_numeric(kind: pa.DataType) -> bool:
     return bool(pt.is_integer(kind) or pt.is_floating(kind) or pt.is_boolean(kind) or pt.is_decimal(kind))
 
 
-def _unit(rows_ND: NDArray[np.float32]) -> NDArray[np.float32]:
+def _unit(rows_ND: Float32) -> Float32:
     """Rows of length 1; a row of zeros stays."""
     norm_N = np.sqrt(np.einsum("nd,nd->n", rows_ND, rows_ND))
-    unit_ND: NDArray[np.float32] = rows_ND / np.maximum(norm_N, np.float32(1e-12))[:, None]
+    unit_ND: Float32 = rows_ND / np.maximum(norm_N, np.float32(1e-12))[:, None]
     return unit_ND
-
-
-Int64 = NDArray[np.int64]
 
 
 class LiveCandidates:
@@ -185,13 +182,13 @@ class LiveCandidates:
     def __init__(self, table: LiveItems, overlay: Overlay) -> None:
         self._table, self._overlay = table, overlay
 
-    def numbers(self, column: str, rows_W: Int64) -> tuple[Int64, NDArray[np.float32]]:
+    def numbers(self, column: str, rows_W: Int64) -> tuple[Int64, Float32]:
         """Positions of the item rows whose fields are not as trained, and these items' numbers in a column, NaN for null."""
         positions = np.flatnonzero((rows_W >= self._overlay.items) | np.isin(rows_W, self._changed))
         values: list[Any] = self._table.values(column, rows_W[positions]) if len(positions) else []
         return positions, np.array([np.nan if value is None else float(value) for value in values], np.float32)
 
-    def node_rows(self, rows_W: Int64) -> tuple[Int64, NDArray[np.float32]]:
+    def node_rows(self, rows_W: Int64) -> tuple[Int64, Float32]:
         """Positions of the item rows that have live leaves, and these leaves' node rows, float32[…, D]."""
         leaves = self._overlay.trees[0]
         handles = self._overlay.handles_of(rows_W)

@@ -14,9 +14,9 @@ from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 
+from espalier.arrays import Array, Float32, Int64
 from espalier.bundle import RANKER, Bundle
 from espalier.checks.golden import encode_table, golden_ranks
 from espalier.checks.golden_answers import GoldenAnswers
@@ -42,10 +42,10 @@ class Reranked:
     score_BM      float32[B, M]  the ranker's scores; NaN past the depth, for padding and for scores that are not finite
     """
 
-    retrieved_BM: NDArray[np.int64]
-    score_BM: NDArray[np.float32]
+    retrieved_BM: Int64
+    score_BM: Float32
 
-    def of(self, array_BM: NDArray[Any]) -> NDArray[Any]:
+    def of(self, array_BM: Array) -> Array:
         """An array of the search's result, [B, M], in the new order."""
         return np.take_along_axis(array_BM, self.retrieved_BM, axis=1)
 
@@ -103,10 +103,10 @@ class Reranker:
         self,
         queries: QueryBatch,
         result: SearchResult,
-        count_B: NDArray[np.int64],
+        count_B: Int64,
         caller_features: Sequence[CallerFeatures] | None = None,
         live: LiveCandidates | None = None,
-    ) -> NDArray[np.float32]:
+    ) -> Float32:
         """float32[N, F]: the features of the first `count_B` candidates of each query, one query after the other."""
         blocks = [
             self.features.of(

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Array, Int64
 from espalier.bundle import Bundle
 from espalier.bundle_files import Gathered, sha256_of
 from espalier.bundle_writer import GraphContent, LinearContent, write_bundle
@@ -34,8 +34,6 @@ from espalier.shards.layout import node_shards, nodes_above_items, shard_items, 
 from espalier.tail import Tail
 from espalier.tree import EMPTY_LEAF, Tree
 
-Array = NDArray[Any]
-Int64 = NDArray[np.int64]
 BLOCK = 1 << 20
 """Entries that are processed at a time."""
 

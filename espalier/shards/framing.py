@@ -16,11 +16,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 import orjson
-from numpy.typing import NDArray
 
+from espalier.arrays import Array, Float32
 from espalier.errors import InvalidMessage
 
-Array = NDArray[Any]
 MAX_HEADER_BYTES = 1 << 20
 """Longest header of a body: the trace of a forest of 16 trees has some 6000 arrays of 100 bytes each in it."""
 MAX_SIDE = 1 << 32
@@ -156,7 +155,7 @@ class Arrays:
         """As `take`; None if there is none."""
         return self.take(name, dtype, shape) if name in self._remaining else None
 
-    def finite(self, name: str, shape: tuple[Side, ...]) -> NDArray[np.float32]:
+    def finite(self, name: str, shape: tuple[Side, ...]) -> Float32:
         """An array of finite float32 numbers."""
         array = self.take(name, np.float32, shape)
         if not np.isfinite(array).all():

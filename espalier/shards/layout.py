@@ -13,8 +13,8 @@ from __future__ import annotations
 import heapq
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Bool, Int32, Int64
 from espalier.errors import InvalidConfig
 from espalier.manifest import MAX_SHARDS
 from espalier.tree import EMPTY_LEAF, Tree
@@ -24,7 +24,7 @@ SUBTREES = 64
 NO_SHARD = -1
 
 
-def shard_items(tree: Tree, count: int) -> tuple[NDArray[np.int64], ...]:
+def shard_items(tree: Tree, count: int) -> tuple[Int64, ...]:
     """int64: the item rows of each of `count` shards, ascending.
 
     tree  of a forest the first one
@@ -38,7 +38,7 @@ def shard_items(tree: Tree, count: int) -> tuple[NDArray[np.int64], ...]:
     return tuple(items)
 
 
-def node_shards(tree: Tree, count: int) -> NDArray[np.int32]:
+def node_shards(tree: Tree, count: int) -> Int32:
     """int32[N]: the shard of every node from the cut level down, NO_SHARD above it. Raises as `shard_items`."""
     level = cut_level(tree, count)
     shard_N = np.full(tree.node_count, NO_SHARD, np.int32)
@@ -70,7 +70,7 @@ def cut_level(tree: Tree, count: int) -> int:
     return next((level for level in levels if _with_items(tree, level) >= SUBTREES * count), tree.height - 1)
 
 
-def nodes_above_items(tree: Tree, items: NDArray[np.int64], vacant: bool = False) -> NDArray[np.int64]:
+def nodes_above_items(tree: Tree, items: Int64, vacant: bool = False) -> Int64:
     """int64: the leaves of some items (int64 rows) and their ancestors, ascending: a shard's nodes in a forest's later trees.
 
     vacant  add the parents whose leaves are all vacant, where live items may go; done for one of the shards
@@ -82,7 +82,7 @@ def nodes_above_items(tree: Tree, items: NDArray[np.int64], vacant: bool = False
     return with_ancestors(tree, is_kept_N)
 
 
-def with_ancestors(tree: Tree, is_kept_N: NDArray[np.bool_]) -> NDArray[np.int64]:
+def with_ancestors(tree: Tree, is_kept_N: Bool) -> Int64:
     """int64: the nodes that are kept (bool[N], changed) and all above them, ascending."""
     for h in range(tree.height, 0, -1):
         nodes = tree.level(h)

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Bool, Int64
 from espalier.errors import InvalidMessage
 from espalier.masks.eligibility import NO_NODE, forest_mask
 from espalier.memory_lists import MemoryLists
@@ -20,8 +20,6 @@ from espalier.search import NO_ITEM, Frontier, LevelTrace, NodeMask, SearchResul
 from espalier.shard_parts import ShardParts
 from espalier.shards.messages import MaskBits
 from espalier.tree import Tree
-
-Int64 = NDArray[np.int64]
 
 
 class LocalShard:
@@ -59,7 +57,7 @@ class LocalShard:
             self._open(tree_index, mask.of_tree(tree_index).eligible_N, nodes)
         return mask
 
-    def _open(self, tree_index: int, eligible_N: NDArray[np.bool_], nodes: Int64) -> None:
+    def _open(self, tree_index: int, eligible_N: Bool, nodes: Int64) -> None:
         """Make global nodes on the level above the leaves, and their ancestors, eligible in a mask (changed)."""
         tree = self.trees[tree_index]
         local = self.nodes(tree_index, nodes)

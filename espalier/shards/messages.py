@@ -19,12 +19,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from espalier.arrays import Array, Float32, Int64
 from espalier.errors import InvalidInput, InvalidMessage
 from espalier.manifest import MAX_TREES
 from espalier.memory_lists import MemoryLists
 from espalier.queries import FeaturesKind, HistoryKind, Kind, QueryBatch, VectorKind
 from espalier.search import SearchResult
-from espalier.shards.framing import Array, Arrays, Fields, framed, unframed
+from espalier.shards.framing import Arrays, Fields, framed, unframed
 from espalier.shards.results import result_arrays, result_of
 from espalier.text.sparse_rows import SparseRows
 
@@ -62,7 +63,7 @@ class MaskBits:
     """
 
     eligible: NDArray[np.uint8]
-    open_nodes: tuple[NDArray[np.int64], ...] = ()
+    open_nodes: tuple[Int64, ...] = ()
 
     @cached_property
     def digest(self) -> str:
@@ -90,10 +91,10 @@ class ShardQuery:
 
     pin: Pin
     queries: QueryBatch
-    beam_size_B: NDArray[np.int64]
-    m_B: NDArray[np.int64]
-    exclude_BE: NDArray[np.int64] | None = None
-    states_BLS: NDArray[np.float32] | None = None
+    beam_size_B: Int64
+    m_B: Int64
+    exclude_BE: Int64 | None = None
+    states_BLS: Float32 | None = None
     frontier: bool = False
     trace: bool = False
     masks: tuple[str | None, ...] | None = None

@@ -9,15 +9,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Array, Int64
 from espalier.engines.stages import OF_LEVELS, TreeQuery
 from espalier.errors import InvalidMessage
 from espalier.manifest import MAX_TREES
 from espalier.masks.eligibility import NO_NODE
 from espalier.queries import Kind, VectorKind
 from espalier.search import NO_ITEM, Frontier, LevelTrace, SearchResult
-from espalier.shards.framing import Array, Arrays, Fields
+from espalier.shards.framing import Arrays, Fields
 
 MAX_LEVELS = 64
 HEAD_BYTES, TRACE_BYTES = 1 << 16, 256 << 20
@@ -76,7 +76,7 @@ def answer_bytes(query: TreeQuery) -> int:
     return size
 
 
-def check_result(result: SearchResult, batch: int, m: int, items: int, levels: Sequence[NDArray[np.int64]], kind: Kind) -> None:
+def check_result(result: SearchResult, batch: int, m: int, items: int, levels: Sequence[Int64], kind: Kind) -> None:
     """Raise InvalidMessage unless a decoded result may be the answer to `batch` queries of a kind for at most `m` items.
 
     items   of the whole catalogue
@@ -124,7 +124,7 @@ def _check_range(field: str, array: Array, least: int, most: int) -> None:
         raise InvalidMessage(field, int(array.max() if array.max() > most else array.min()), f"from {least} to {most}")
 
 
-def _check_nodes(field: str, nodes: Array, offset: NDArray[np.int64], level: int) -> None:
+def _check_nodes(field: str, nodes: Array, offset: Int64, level: int) -> None:
     """Raise InvalidMessage unless all are nodes of this level, or padding."""
     _check_range(field, nodes[nodes != NO_NODE], int(offset[level]), int(offset[level + 1]) - 1)
 

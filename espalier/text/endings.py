@@ -18,7 +18,8 @@ from itertools import combinations, takewhile
 from operator import eq
 
 import numpy as np
-from numpy.typing import NDArray
+
+from espalier.arrays import Int32
 
 PREFIX = 5
 """Fewest letters of a common beginning."""
@@ -32,7 +33,7 @@ MOST_WORDS, MOST_TOGETHER = 50_000, 200
 """Only so many words are compared, and so many with the same first letters: the first ones. This bounds the time."""
 
 
-def same_words(words: Sequence[str]) -> NDArray[np.int32]:
+def same_words(words: Sequence[str]) -> Int32:
     """int32[words]: the position of the first of the words that a word counts as; its own if it stays alone.
 
     words  different ones; of those that count as one the first gives its name

@@ -10,11 +10,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Array
 from espalier.compiled_code import compiled
 
-Array = NDArray[Any]
 SEPARATOR, LETTER, ALONE = 0, 1, 2
 """Classes of characters: between words; part of a word; a word by itself."""
 WORDS, CHARS = 0, 1

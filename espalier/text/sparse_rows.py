@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Array, Float32, Int32, Int64
 from espalier.errors import InvalidQuery
 from espalier.read_only import read_only
 from espalier.stored_arrays import rises, row_blocks
@@ -33,9 +32,9 @@ class SparseRows:
     values   float32[entries], finite
     """
 
-    indptr: NDArray[np.int64]
-    indices: NDArray[np.int32]
-    values: NDArray[np.float32]
+    indptr: Int64
+    indices: Int32
+    values: Float32
     width: int
 
     def __post_init__(self) -> None:
@@ -52,7 +51,7 @@ class SparseRows:
         return len(self.indptr) - 1
 
     @cached_property
-    def arrays(self) -> tuple[NDArray[Any], ...]:
+    def arrays(self) -> tuple[Array, ...]:
         """indptr, indices and values as compiled code takes them, cached: a forest needs them for every tree."""
         return read_only(self.indptr, self.indices, self.values)
 
@@ -71,7 +70,7 @@ class SparseRows:
         if not np.isfinite(self.values).all():
             raise InvalidQuery("features.values", float(self.values[~np.isfinite(self.values)][0]), "finite numbers")
 
-    def take(self, rows: NDArray[np.int64]) -> SparseRows:
+    def take(self, rows: Int64) -> SparseRows:
         """The rows at some positions (int64)."""
         counts = np.diff(self.indptr)[rows]
         indptr = np.concatenate([[0], np.cumsum(counts)])

@@ -32,6 +32,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from espalier.arrays import Array
 from espalier.entry_lists import with_room
 from espalier.errors import BundleCorrupt, InvalidConfig, InvalidData, InvalidQuery
 from espalier.read_only import read_only
@@ -41,7 +42,6 @@ from espalier.text.endings import same_words
 from espalier.text.ngrams import ALONE, CHARS, LETTER, SEPARATOR, WORDS, count_ngrams, fill_slots, fill_table, weigh
 from espalier.text.sparse_rows import MAX_FEATURES, SparseRows, concatenated
 
-Array = NDArray[Any]
 CHUNK = 1 << 18
 """Code points that are processed at a time (at least one text), which bounds the memory of large batches."""
 SATURATION = 1.2

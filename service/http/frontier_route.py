@@ -15,10 +15,10 @@ from typing import Annotated, Any
 
 import numpy as np
 import orjson
-from numpy.typing import NDArray
 from pydantic import Field
 from starlette.types import Receive, Scope, Send
 
+from espalier.arrays import Float64
 from espalier.checks.heldout import HeldOut, read_heldout
 from espalier.errors import InvalidQuery, spelled
 from espalier.metrics import precision_recall_f
@@ -133,7 +133,7 @@ async def measure(model: LoadedModel, held_out: HeldOut, beam_size: int, m: int,
     Raises NotReady, EngineFailed.
     """
     batcher, batch = model.batcher, model.batcher.limits.background_batch
-    recalls, engine_s = list[NDArray[np.float64]](), 0.0
+    recalls, engine_s = list[Float64](), 0.0
     for call, begin in enumerate([0, *range(0, len(held_out.queries), batch)]):
         if not is_serving():
             raise NotReady(f"Version {model.version} of {spelled(model.name)} serves no longer.")
@@ -157,7 +157,7 @@ async def measure(model: LoadedModel, held_out: HeldOut, beam_size: int, m: int,
     }
 
 
-def interval(recall_B: NDArray[np.float64]) -> tuple[float, float]:
+def interval(recall_B: Float64) -> tuple[float, float]:
     """The 95 % interval of a mean by the normal approximation, within [0, 1]; for a single query, all of [0, 1]."""
     if len(recall_B) < 2:
         return 0.0, 1.0

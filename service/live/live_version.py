@@ -17,8 +17,8 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Bool, Int64
 from espalier.bundle import Bundle
 from espalier.engines.stages import StagedEngine
 from espalier.errors import EspalierError, InvalidData
@@ -128,7 +128,7 @@ class LiveVersion:
         has_seen_many = state.table.handles >= REOPENED_AT and state.table.handles - used_handles >= REOPENED_AT // 4
         return "it has seen many items come and go" if has_seen_many else ""
 
-    def eligible(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def eligible(self, rows: Int64) -> Bool:
         """bool[W]: which item rows a request without a filter may get."""
         return self._view.is_eligible(self.bundle.tree, rows)
 

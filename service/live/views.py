@@ -14,8 +14,8 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Array, Bool, Float32, Int32, Int64
 from espalier.items import Items
 from espalier.live.filtered import LiveFilters
 from espalier.live.items import LiveItem, LiveItems
@@ -84,17 +84,17 @@ class View:
         """The mask of the items that pass a filter by the fields that they have now, and are not removed."""
         return self.filters.mask(filter, self.overlay)
 
-    def matches(self, filter: Filter, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def matches(self, filter: Filter, rows: Int64) -> Bool:
         """bool[W]: whether items pass a filter by the fields that they have now, removed or not."""
         return self.filters.matches(filter, rows)
 
-    def is_removed(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def is_removed(self, rows: Int64) -> Bool:
         """bool[W]: whether items are removed."""
         removed, is_live = self.filters.trained.is_removed(rows), rows >= self.overlay.items
         removed[is_live] = ~self.overlay.shown_R[rows[is_live] - self.overlay.items]
         return removed
 
-    def is_eligible(self, tree: Tree, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def is_eligible(self, tree: Tree, rows: Int64) -> Bool:
         """bool[W]: which items a request without a filter may get. tree: the version's first."""
         return eligible_rows(tree, self.overlay, rows) & ~self.is_removed(rows)
 
@@ -103,24 +103,24 @@ class View:
         entry = self.table.entry(item_id)
         return None if entry is None or entry.handle >= self.overlay.handles else entry
 
-    def leaves_of(self, tree: Tree, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    def leaves_of(self, tree: Tree, rows: Int64) -> Int64:
         """int64[W]: the nodes of items in a trace; a live leaf has N + its handle."""
         handles = self.overlay.handles_of(rows)
         trained = tree.leaf_of_item[np.where(handles < 0, rows, 0)]
         return np.where(handles < 0, trained, tree.node_count + handles)
 
-    def path_of(self, tree: Tree, t: int, row: int) -> NDArray[np.int64]:
+    def path_of(self, tree: Tree, t: int, row: int) -> Int64:
         """int64[H + 1]: the nodes from the root to an item's leaf, in tree number t of a forest."""
         handle = int(self.overlay.handles_of(np.array([row]))[0])
         if handle < 0:
-            path: NDArray[np.int64] = tree.ancestors(tree.leaf_of_item[row : row + 1])[0]
+            path: Int64 = tree.ancestors(tree.leaf_of_item[row : row + 1])[0]
             return path
         leaves = self.overlay.trees[t]
         entry = leaves.of_handles(np.array([handle]))  # 0 if it was deleted meanwhile
         above = tree.ancestors(leaves.column(PARENT, entry))[0, 1:] if entry[0] else np.full(tree.height, -1)  # from the root to the parent
         return np.append(above, tree.node_count + handle)
 
-    def weights_of(self, t: int, handle: int, features: NDArray[np.int32]) -> NDArray[np.float32]:
+    def weights_of(self, t: int, handle: int, features: Int32) -> Float32:
         """float32[F]: the weights of some features in a live leaf of tree number t."""
         leaves = self.overlay.trees[t]
         weights, entry = np.zeros(len(features), np.float32), int(leaves.of_handles(np.array([handle]))[0])
@@ -130,7 +130,7 @@ class View:
             weights[to] = leaves.sparse.weight[span][source]
         return weights
 
-    def tail_part(self, tail: Tail, row: int, features: NDArray[np.int32], values: NDArray[np.float32]) -> float:
+    def tail_part(self, tail: Tail, row: int, features: Int32, values: Float32) -> float:
         """The tail's part of an item's rank for a query of some features."""
         handle, leaves = int(self.overlay.handles_of(np.array([row]))[0]), self.overlay.trees[0]
         if handle < 0 or leaves.sparse is None:
@@ -139,7 +139,7 @@ class View:
         begin, end = int(leaves.sparse.tail_begin_P[entry]), int(leaves.sparse.tail_end_P[entry])
         return tail.part_of_row(features, values, leaves.sparse.tail_feature[begin:end], leaves.sparse.tail_value[begin:end])
 
-    def sources(self, memory: Memory, history_T: NDArray[Any], row: int) -> list[tuple[int, float]]:
+    def sources(self, memory: Memory, history_T: Array, row: int) -> list[tuple[int, float]]:
         """The items of a history that lift an item, see `Memory.sources`."""
 
         def value_of(source: int) -> float:
@@ -160,13 +160,13 @@ class View:
     def fields(self) -> tuple[str, ...]:
         return self.table.fields
 
-    def rows_of(self, ids: Sequence[str]) -> NDArray[np.int64]:
+    def rows_of(self, ids: Sequence[str]) -> Int64:
         rows = self.table.rows_of(ids)
         rows[rows >= len(self)] = -1
         return rows
 
-    def ids_of(self, rows: NDArray[np.int64]) -> list[str]:
+    def ids_of(self, rows: Int64) -> list[str]:
         return self.table.ids_of(rows)
 
-    def values(self, field: str, rows: NDArray[np.int64]) -> list[Any]:
+    def values(self, field: str, rows: Int64) -> list[Any]:
         return self.table.values(field, rows)

@@ -15,8 +15,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Int64
 from espalier.bundle import Bundle
 from espalier.checks.golden import encode_queries
 from espalier.errors import InvalidQuery
@@ -46,8 +46,8 @@ class LiveQuery(NamedTuple):
 
     queries: QueryBatch
     params: SearchParams
-    expected_rows: NDArray[np.int64]
-    frozen_M: NDArray[np.int64] | None
+    expected_rows: Int64
+    frozen_M: Int64 | None
 
 
 class LiveReplay:
@@ -68,7 +68,7 @@ class LiveReplay:
         self._gains: deque[float] = deque(maxlen=max(heldout, 1))
         self._min_gains = min(MIN_GAINS, max(heldout, 1))
 
-    def after(self, queries: QueryBatch, params: SearchParams, relevant: NDArray[np.int64], answer: SearchResult) -> None:
+    def after(self, queries: QueryBatch, params: SearchParams, relevant: Int64, answer: SearchResult) -> None:
         """After a held-out query without live items: make the same query with live items due, and then one of the canary."""
         self._due.clear()
         if self._live.is_empty:
@@ -128,7 +128,7 @@ class LiveReplay:
             self._tries.clear()
         return self._tries.popleft() if self._tries else None
 
-    def _encode(self, query: object, row: NDArray[np.int64]) -> LiveQuery | None:
+    def _encode(self, query: object, row: Int64) -> LiveQuery | None:
         """One query that should return the item of a row. None if the query is invalid here, or a history without known items."""
         try:
             queries = encode_queries(self._bundle, self._live.items, [query])
@@ -139,5 +139,5 @@ class LiveReplay:
         return LiveQuery(queries, self._canary_params, row, None)
 
 
-def _recall(expected_rows: NDArray[np.int64], rows_M: NDArray[np.int64]) -> float:
+def _recall(expected_rows: Int64, rows_M: Int64) -> float:
     return float(np.isin(expected_rows, rows_M).mean())

@@ -18,8 +18,8 @@ from collections.abc import Mapping, Sequence
 from weakref import WeakKeyDictionary
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Float32, Float64, Int64
 from espalier.bundle import Bundle
 from espalier.checks.golden import encode_table, golden_ranks
 from espalier.checks.heldout import read_heldout
@@ -168,14 +168,14 @@ class Replay:
         _, keys = golden_ranks(golden)
         self._golden_scores = [scores_of_ranks(ranking, np.asarray(keys_M, np.float32)) for keys_M in keys]
         # Golden row → the scores of its first answer by several shards. The stored scores are of an unsharded search.
-        self._sharded_scores: dict[int, NDArray[np.float32]] = {}
+        self._sharded_scores: dict[int, Float32] = {}
         beam_size_B, m_B = (np.asarray(golden.column(name), np.int64) for name in ("beam_size", "m"))
         self._golden_params = SearchParams(beam_size_B, m_B, mask_B=(trained,) * len(m_B))
         positions = [((row + 0.5) / len(self._heldout), "heldout", row) for row in range(len(self._heldout))]
         positions += [((row + 0.5) / len(self._golden), "golden", row) for row in range(len(self._golden))]
         self.query_order = [(kind, row) for _, kind, row in sorted(positions)]
         self._position = -1
-        self._gains: deque[NDArray[np.float64]] = deque(maxlen=max(len(self._heldout), 1))
+        self._gains: deque[Float64] = deque(maxlen=max(len(self._heldout), 1))
         self._drifts: deque[float] = deque(maxlen=max(len(self._golden), 1))
         self._logged = False
 
@@ -189,7 +189,7 @@ class Replay:
         return self._heldout.take(rows), self._heldout_params
 
     @property
-    def relevant_rows(self) -> NDArray[np.int64] | None:
+    def relevant_rows(self) -> Int64 | None:
         """The item rows that the last query should return; None for a golden query."""
         kind, row = self.query_order[self._position]
         return self._relevant[row] if kind == "heldout" else None
@@ -235,7 +235,7 @@ class Replay:
             self._logged = low
 
 
-def _drift(expected_M: NDArray[np.float32], scores_M: NDArray[np.float32]) -> float:
+def _drift(expected_M: Float32, scores_M: Float32) -> float:
     """Mean absolute difference of the i-th best score from the i-th best expected; a missing item has the score 0."""
     width = max(len(expected_M), len(scores_M))
     padded = [np.pad(scores.astype(np.float64), (0, width - len(scores))) for scores in (expected_M, scores_M)]

@@ -15,8 +15,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Array, Float32, Int32, Int64
 from espalier.bundle import Bundle
 from espalier.masks.filters import Filter
 from espalier.memory import Memory
@@ -165,9 +165,9 @@ class _Reranking:
     """
 
     names: Sequence[str]
-    place_M: NDArray[np.int64]
-    score_M: NDArray[np.float32]
-    features_NF: NDArray[np.float32]
+    place_M: Int64
+    score_M: Float32
+    features_NF: Float32
 
     @staticmethod
     def of(
@@ -198,7 +198,7 @@ class _Reranking:
         return [{"id": item_id, "retrieved_place": old + 1, "place": new + 1} for item_id, old, new in places if old != new]
 
 
-def _features(bundle: Bundle, view: View, indices: NDArray[np.int32], values: NDArray[np.float32], item: int) -> list[dict[str, Any]]:
+def _features(bundle: Bundle, view: View, indices: Int32, values: Float32, item: int) -> list[dict[str, Any]]:
     """The features of a query that contribute most to an item."""
     weights = np.zeros(len(indices), np.float64)
     for tree_index, (tree, chunks) in enumerate(bundle.trees):
@@ -214,7 +214,7 @@ def _features(bundle: Bundle, view: View, indices: NDArray[np.int32], values: ND
     return [{"feature": name, "contribution": value} for name, value in zip(names, contributions[order].tolist(), strict=True)]
 
 
-def _memory(view: View, memory: Memory, history_T: NDArray[Any], item: int) -> dict[str, Any]:
+def _memory(view: View, memory: Memory, history_T: Array, item: int) -> dict[str, Any]:
     """The memory's part of an item's key, and the past items that contribute most to it."""
     sources = view.sources(memory, history_T, item)
     top_sources = sources[:MAX_SOURCES]

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
+from espalier.arrays import Bool, Int64
 from espalier.errors import InvalidQuery
 from espalier.masks.filters import Filter, ItemFilters, is_list
 from espalier.tree import Tree
@@ -42,8 +42,8 @@ BINS = 20
 class EligibleItems:
     """trained_I: bool[I], eligible items with their trained fields. changed_W: int64, rows of eligible items with live fields."""
 
-    trained_I: NDArray[np.bool_]
-    changed_W: NDArray[np.int64]
+    trained_I: Bool
+    changed_W: Int64
 
     @property
     def count(self) -> int:

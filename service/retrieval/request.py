@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Int64
 from espalier.errors import MISSING, InvalidQuery
 from espalier.items import Items
 from espalier.live.overlay import PARENT, LiveLeaves
@@ -75,7 +75,7 @@ class EncodedRequest:
 
     queries: QueryBatch
     params: SearchParams
-    excluded: list[NDArray[np.int64]]
+    excluded: list[Int64]
     unknown: list[list[str]]
     caller_features: list[CallerFeatures]
 
@@ -160,7 +160,7 @@ def encode(checked: CheckedRequest, view: View, widen: float, mask: NodeMask | N
     return EncodedRequest(batch, params, excluded, unknown, caller_features)
 
 
-def _encode_queries(queries: Sequence[Query], model: LoadedModel, items: Items) -> tuple[QueryBatch, Sequence[NDArray[np.int64]]]:
+def _encode_queries(queries: Sequence[Query], model: LoadedModel, items: Items) -> tuple[QueryBatch, Sequence[Int64]]:
     """(batch, item rows of each query's history). The rows are empty for queries without histories."""
     kind, bundle = model.bundle.manifest.query, model.bundle
     if isinstance(kind, HistoryKind):
@@ -271,13 +271,13 @@ def _check_limit(field: str, value: float, limit: float, noun: str = "") -> None
         raise InvalidQuery(field, value, f"at most {limit:g} {noun}".rstrip())
 
 
-def _caller_features(query: Query, rows: NDArray[np.int64]) -> CallerFeatures:
+def _caller_features(query: Query, rows: Int64) -> CallerFeatures:
     """The ranker features in a query. rows: item rows of its `item_features`; −1 for an unknown id."""
     features_of_rows = zip(rows.tolist(), query.item_features.values(), strict=True)
     return CallerFeatures(query.rank_features, {row: numbers for row, numbers in features_of_rows if row >= 0})
 
 
-def _unknown_ids(ids: list[str], rows: NDArray[np.int64]) -> list[str]:
+def _unknown_ids(ids: list[str], rows: Int64) -> list[str]:
     if not len(rows) or rows.min() >= 0:
         return []
     return [item_id for item_id, row in zip(ids, rows.tolist(), strict=False) if row < 0]

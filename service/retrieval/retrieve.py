@@ -15,8 +15,8 @@ from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import orjson
-from numpy.typing import NDArray
 
+from espalier.arrays import Bool, Float32
 from espalier.errors import InvalidQuery
 from espalier.masks.filters import Filter
 from espalier.queries import QueryBatch
@@ -144,7 +144,7 @@ def _document(
     return orjson.dumps(document), stages_ms
 
 
-def _check_finite(queries: QueryBatch, finite_B: NDArray[np.bool_]) -> None:
+def _check_finite(queries: QueryBatch, finite_B: Bool) -> None:
     """Raise InvalidQuery if a vector has an infinite score, which only the search can tell."""
     if not finite_B.all():
         b = int(np.flatnonzero(~finite_B)[0])
@@ -198,7 +198,7 @@ def results_json(
     return b"[" + b",".join(results) + b"]"
 
 
-def _item_entries(ids: list[str], scores_M: NDArray[np.float32], columns: list[list[Any]], fields: list[str]) -> list[dict[str, Any]]:
+def _item_entries(ids: list[str], scores_M: Float32, columns: list[list[Any]], fields: list[str]) -> list[dict[str, Any]]:
     if not columns:
         return [{"id": item_id, "score": score} for item_id, score in zip(ids, scores_M, strict=False)]
     values = zip(*columns, strict=True)

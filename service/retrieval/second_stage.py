@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Bool, Float32, Int64
 from espalier.queries import QueryBatch
 from espalier.rerank.features import CallerFeatures, LiveCandidates
 from espalier.rerank.ranker import Reranked
@@ -30,11 +30,11 @@ class Candidates:
     reranked            the new order; None if the request did not ask for re-ranking
     """
 
-    rows_BM: NDArray[np.int64]
-    scores_BM: NDArray[np.float32]
-    count_B: NDArray[np.int64]
-    eligible_B: NDArray[np.int64]
-    complete_B: NDArray[np.bool_]
+    rows_BM: Int64
+    scores_BM: Float32
+    count_B: Int64
+    eligible_B: Int64
+    complete_B: Bool
     reranked: Reranked | None = None
 
 

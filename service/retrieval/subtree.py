@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
+from espalier.arrays import Int64
 from espalier.errors import InvalidQuery, spelled
 from espalier.live.overlay import PARENT
 from espalier.tree import EMPTY_LEAF
@@ -22,8 +22,6 @@ from ..errors import NotFound
 from ..models.loading import LoadedModel
 from ..retrieval.scans import Check
 from ..retrieval.typical_values import TypicalValues, count_blocks, evenly_spaced, typical
-
-Int64 = NDArray[np.int64]
 
 MAX_CHILDREN = 4096
 """Most children that are listed."""

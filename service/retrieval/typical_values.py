@@ -13,8 +13,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
+from espalier.arrays import Float64, Int64
 from espalier.live.overlay import Overlay
 
 from ..live.views import View
@@ -42,7 +42,7 @@ class Base(NamedTuple):
     """items_V: float64[V], number of items of the catalogue with each value; an estimate if only a sample was counted."""
 
     values: pa.Array
-    items_V: NDArray[np.float64]
+    items_V: Float64
 
 
 class TypicalValues:
@@ -132,6 +132,6 @@ def _with_live(base: Base, name: str, column: pa.ChunkedArray, view: View) -> Ba
     return Base(merged.column("value").combine_chunks(), np.asarray(merged.column("items_sum")))
 
 
-def evenly_spaced(count: int, most: int) -> NDArray[np.int64]:
+def evenly_spaced(count: int, most: int) -> Int64:
     """int64: at most `most` of the numbers 0 … count − 1, evenly spaced, ascending."""
     return np.arange(count) if count <= most else np.linspace(0, count - 1, most).astype(np.int64)

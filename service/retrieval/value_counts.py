@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
+from espalier.arrays import Bool, Int64
 from espalier.masks.filters import is_list
 
 MERGED_VALUES = 1 << 13
@@ -25,14 +25,14 @@ class ValueCounts(NamedTuple):
     """values: Arrow array, distinct. items_V: int64[V], number of items with each. items_with_value: number of items with any value."""
 
     values: pa.Array
-    items_V: NDArray[np.int64]
+    items_V: Int64
     items_with_value: int
 
 
 class Present(NamedTuple):
     """The values of a block of items. item_R: int64[R], the item's position in the block, ascending. values: Arrow array of R values."""
 
-    item_R: NDArray[np.int64]
+    item_R: Int64
     values: pa.Array
 
 
@@ -55,7 +55,7 @@ class Tally:
         if sum(len(counts.values) for counts in self._unmerged) > max(MERGED_VALUES, len(self._values)):
             self._merge()
 
-    def total(self) -> tuple[pa.Array, NDArray[np.int64]]:
+    def total(self) -> tuple[pa.Array, Int64]:
         """(values, number of items with each): most items first, ties by value. Empty if there were too many values."""
         self._merge()
         table = pa.table({"value": self._values, "items": self._items_V})
@@ -102,7 +102,7 @@ def present_values(array: pa.Array) -> Present:
     return Present(item_R[np.asarray(is_value_R)], pc.add(values, pa.scalar(0.0, values.type)) if is_float else values)  # −0 becomes 0
 
 
-def differs_from_previous(number_R: NDArray[np.int64]) -> NDArray[np.bool_]:
+def differs_from_previous(number_R: Int64) -> Bool:
     """bool[R]: whether each number differs from the one before; the first does."""
     return np.append(True, number_R[1:] != number_R[:-1])[: len(number_R)]
 

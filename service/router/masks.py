@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Bool, Int64
 from espalier.masks.eligibility import NO_NODE, EligibleNodes, every_item, excluded_nodes
 from espalier.search import NO_ITEM, NodeMask
 from espalier.shards.layout import node_shards, shard_items
@@ -32,7 +32,7 @@ class Restrictions(NamedTuple):
     """
 
     bits_B: list[tuple[MaskBits, ...] | None]
-    excluded_S: list[NDArray[np.int64] | None]
+    excluded_S: list[Int64 | None]
 
 
 class _CachedBits(NamedTuple):
@@ -85,7 +85,7 @@ class Layout:
             cached = self._cache[first_mask] = _CachedBits(handles, self._bits_of_nodes(eligible))
         return cached.bits
 
-    def _differing_queries(self, eligible_T: Sequence[EligibleNodes], exclude_BE: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _differing_queries(self, eligible_T: Sequence[EligibleNodes], exclude_BE: Int64) -> Int64:
         """int64: the queries for which a shard, which has no live items, would close other inner nodes than the router does."""
         differs_B = np.zeros(len(exclude_BE), np.bool_)
         for tree, eligible in zip(self.trees, eligible_T, strict=True):
@@ -98,7 +98,7 @@ class Layout:
                 differs_B |= (router_BX != shard_BX).any(axis=1)
         return np.flatnonzero(differs_B)
 
-    def _bits_of_nodes(self, eligible: Sequence[NDArray[np.bool_]]) -> tuple[MaskBits, ...] | None:
+    def _bits_of_nodes(self, eligible: Sequence[Bool]) -> tuple[MaskBits, ...] | None:
         """For each shard, the bits of the eligible nodes (bool[N] a tree). None if all items are eligible and live items open no nodes."""
         eligible_I = np.ones(self.trees[0].item_count, np.bool_)
         open_nodes = []
@@ -114,10 +114,10 @@ class Layout:
             bits.append(MaskBits(np.packbits(eligible_I[items]), in_trees if any(map(len, in_trees)) else ()))
         return tuple(bits)
 
-    def _exclusions(self, exclude_BE: NDArray[np.int64]) -> list[NDArray[np.int64] | None]:
+    def _exclusions(self, exclude_BE: Int64) -> list[Int64 | None]:
         """`excluded_S` of the item rows that queries exclude, padded with NO_ITEM."""
         shard_BE = np.where(exclude_BE >= 0, self.shard_I[exclude_BE], -1)
-        excluded_S: list[NDArray[np.int64] | None] = []
+        excluded_S: list[Int64 | None] = []
         for shard in range(self.count):
             in_shard_BE = shard_BE == shard
             width = int(in_shard_BE.sum(axis=1).max(initial=0))
@@ -126,7 +126,7 @@ class Layout:
         return excluded_S
 
 
-def _open_nodes(tree: Tree, eligible_N: NDArray[np.bool_]) -> NDArray[np.int64]:
+def _open_nodes(tree: Tree, eligible_N: Bool) -> Int64:
     """int64, ascending: nodes on the level above the leaves that are eligible although no leaf below them is: live items open them."""
     parents = tree.level(tree.height - 1)
     first = tree.first_child[parents.start : parents.stop] - tree.leaf_offset

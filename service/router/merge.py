@@ -10,18 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Array, Int64
 from espalier.engines.stages import NO_RANK, NO_ROW, Leaves, TreeQuery, stacked
 from espalier.masks.eligibility import NO_NODE
 from espalier.search import NO_ITEM, Coverage, Frontier, LevelTrace, SearchResult
 from espalier.tree import Tree
-
-Array = NDArray[Any]
-Int64 = NDArray[np.int64]
 
 
 def merge_results(results: Sequence[SearchResult], query: TreeQuery, trees: Sequence[Tree]) -> Leaves:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from espalier.arrays import Float32, Int64
 from espalier.engines.encode import check_queries
 from espalier.engines.stages import GivenQueries
 from espalier.errors import MISSING, InvalidMessage
@@ -127,7 +128,7 @@ def with_levels_above(tree: Tree, lists: MemoryLists) -> MemoryLists:
     batch, nodes = len(lists.offset_B) - 1, tree.node_count
     key_X = np.repeat(np.arange(batch), np.diff(lists.offset_B)) * nodes + lists.nodes  # (query, node) as one number
     is_positive_X = lists.values > 0
-    levels: list[tuple[NDArray[np.int64], NDArray[np.float32]]] = []
+    levels: list[tuple[Int64, Float32]] = []
     keys, values = np.empty(0, np.int64), np.empty(0, np.float32)  # of the level below
     for h in range(tree.height, 0, -1):
         in_level_X = is_positive_X & (lists.nodes >= tree.level(h).start) & (lists.nodes < tree.level(h).stop) & (h >= tree.height - 1)

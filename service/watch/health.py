@@ -15,12 +15,10 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import orjson
-from numpy.typing import NDArray
+
+from espalier.arrays import Bool, Float64
 
 from ..watch.history import STEP_S, Columns, History
-
-Float64 = NDArray[np.float64]
-Bool = NDArray[np.bool_]
 
 ERRORS_ALLOWED = 0.001
 """The error budget: the share of requests that may be bad."""

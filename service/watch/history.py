@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 import orjson
-from numpy.typing import NDArray
+
+from espalier.arrays import Float64, Int64
 
 from ..watch.totals import NAMES, Totals
 
@@ -98,26 +99,26 @@ class History:
 class Columns:
     """The rows of a history as arrays. at_T: seconds since 1970; by_name: float64[T] each, NaN for unknown values."""
 
-    at_T: NDArray[np.float64]
-    by_name: Mapping[str, NDArray[np.float64]]
+    at_T: Float64
+    by_name: Mapping[str, Float64]
 
-    def __getitem__(self, name: str) -> NDArray[np.float64]:
+    def __getitem__(self, name: str) -> Float64:
         return self.by_name[name]
 
-    def increase(self, name: str, seconds: float) -> NDArray[np.float64]:
+    def increase(self, name: str, seconds: float) -> Float64:
         """float64[T]: how much a count grew in the `seconds` before each row, or since the first row. A count that falls was reset."""
         growth_T = np.diff(np.nan_to_num(self.by_name[name]), prepend=0.0).clip(0)
         sum_T = np.cumsum(growth_T)
         return np.asarray(sum_T - sum_T[self._since(seconds)])
 
-    def rate(self, name: str, seconds: float = RATE_S) -> NDArray[np.float64]:
+    def rate(self, name: str, seconds: float = RATE_S) -> Float64:
         """float64[T]: growth per second since the last row that is at least `seconds` older; NaN for the first row."""
         elapsed_T = self.at_T - self.at_T[self._since(seconds)]
         rate_T = np.full(len(elapsed_T), nan)
         np.divide(self.increase(name, seconds), elapsed_T, out=rate_T, where=elapsed_T > 0)
         return rate_T
 
-    def _since(self, seconds: float) -> NDArray[np.int64]:
+    def _since(self, seconds: float) -> Int64:
         """int64[T]: for each row, the last row that is at least `seconds` older, to the second, or else the first row."""
         return np.maximum(np.searchsorted(self.at_T, self.at_T - seconds + 1, side="right") - 1, 0)
 

@@ -23,7 +23,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numba import njit
 from numpy.testing import assert_allclose, assert_array_equal
-from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
@@ -37,6 +36,7 @@ from benchmarks.random_bundles import (
     random_queries,
     random_tree,
 )
+from espalier.arrays import Array, Float32, Int64
 from espalier.bundle import Bundle
 from espalier.bundle_writer import write_bundle
 from espalier.engines import open_engine
@@ -182,24 +182,22 @@ def test_threads_change_no_answer(tmp_path: Path, threads: int) -> None:
 
 # -- MLPs --------------------------------------------------------------------------------------------------------------
 
-Floats = NDArray[np.float32]
-
 
 def random_scorer(rng: np.random.Generator, widths: list[int], integer: bool) -> ScorerWeights:
-    def numbers(*shape: int) -> Floats:
+    def numbers(*shape: int) -> Float32:
         return (rng.integers(-2, 3, shape) if integer else rng.standard_normal(shape) / np.sqrt(shape[0])).astype(np.float32)
 
-    def slopes(width: int) -> Floats:
+    def slopes(width: int) -> Float32:
         return (rng.integers(0, 2, width) if integer else rng.uniform(-1, 1, width)).astype(np.float32)
 
     layers = tuple(Layer(numbers(before, after), numbers(after), slopes(after)) for before, after in pairwise(widths))
     return ScorerWeights(layers, numbers(widths[-1]), float(numbers(1)[0]))
 
 
-def logits_of(scorer: ScorerWeights, counts: list[int], rows_PD: Floats, place_X: NDArray[np.int64], states_BS: Floats) -> Floats:
+def logits_of(scorer: ScorerWeights, counts: list[int], rows_PD: Float32, place_X: Int64, states_BS: Float32) -> Float32:
     """Those of all rows for queries of so many of them each."""
     begin_B = np.append(0, np.cumsum(counts))
-    logits_C: Floats = dense_logits(*read_only(begin_B, place_X, rows_PD, states_BS), packed(scorer))
+    logits_C: Float32 = dense_logits(*read_only(begin_B, place_X, rows_PD, states_BS), packed(scorer))
     return logits_C
 
 
@@ -273,7 +271,7 @@ def operator(model: onnx.ModelProto, kind: str) -> onnx.NodeProto:
     return node
 
 
-def with_array(model: onnx.ModelProto, name: str, array: NDArray[Any]) -> None:
+def with_array(model: onnx.ModelProto, name: str, array: Array) -> None:
     initializer = next(tensor for tensor in model.graph.initializer if tensor.name == name)
     initializer.CopyFrom(numpy_helper.from_array(array, name))
 

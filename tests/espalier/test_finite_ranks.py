@@ -16,10 +16,10 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
-from numpy.typing import NDArray
 from onnx import helper
 
 from benchmarks.random_bundles import linear_graphs, make_bundle, make_linear_bundle, query_graph, random_tree, sparse_rows
+from espalier.arrays import Float32
 from espalier.bundle import Bundle
 from espalier.chunks import LARGEST_RANK, Chunks
 from espalier.engines import open_engine
@@ -63,20 +63,20 @@ def random_bundle(rng: np.random.Generator, folder: Path, name: str, ranking: Ra
     return make_bundle(folder, rng, tree, "vector", ranking.gamma, ranking.own)
 
 
-def queries_of(bundle: Bundle, dense_BF: NDArray[np.float32]) -> QueryBatch:
+def queries_of(bundle: Bundle, dense_BF: Float32) -> QueryBatch:
     """The rows as vectors, or as the features that are not 0."""
     kind = bundle.manifest.query
     return QueryBatch(kind, dense_BF if isinstance(kind, VectorKind) else sparse_rows(dense_BF))
 
 
-def any_floats(rng: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.float32]:
+def any_floats(rng: np.random.Generator, shape: tuple[int, ...]) -> Float32:
     """Finite numbers of float32's whole range, every exponent as likely: large ones, small ones, denormal ones."""
     bits = rng.integers(0, 1 << 32, shape, np.uint64).astype(np.uint32)
     floats = bits.view(np.float32)
     return np.where(np.isfinite(floats), floats, np.float32(LARGEST)).astype(np.float32)
 
 
-def one_number(rng: np.random.Generator, batch: int, width: int) -> NDArray[np.float32]:
+def one_number(rng: np.random.Generator, batch: int, width: int) -> Float32:
     dense_BF = np.zeros((batch, width), np.float32)
     dense_BF[np.arange(batch), rng.integers(0, width, batch)] = any_floats(rng, (batch,))
     dense_BF[0, dense_BF[0] != 0] = LARGEST

@@ -20,10 +20,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
-from numpy.typing import NDArray
 
 from benchmarks.random_bundles import random_masks, random_tree
 from espalier import items as items_module
+from espalier.arrays import Bool, Int64
 from espalier.errors import InvalidQuery, InvalidTree, spelled
 from espalier.items import ItemTable
 from espalier.masks import filters as filters_module
@@ -35,7 +35,7 @@ from espalier.tree import EMPTY_LEAF, Tree, complete_tree, tree_from_children
 WRAPPING = 2**63 - 1
 """Differences of int64 that pass it begin again below 0, so that a compiled search would follow such numbers out of its arrays."""
 Counts = list[list[int]]
-Arrays = dict[str, NDArray[np.int64]]
+Arrays = dict[str, Int64]
 
 
 @st.composite
@@ -225,7 +225,7 @@ def test_a_mask_opens_the_nodes_above_eligible_items(tree: Tree, seed: int, shar
 
 
 @pytest.mark.parametrize("eligible_I", [np.ones(7, np.bool_), np.ones(8, np.int64), np.ones((8, 1), np.bool_)])
-def test_a_mask_is_made_of_one_boolean_per_item(eligible_I: NDArray[np.bool_]) -> None:
+def test_a_mask_is_made_of_one_boolean_per_item(eligible_I: Bool) -> None:
     with pytest.raises(InvalidQuery, match=r"eligible_I: got .*, expected bool\[8\], one per item"):
         node_mask(complete_tree(np.arange(8), 2), eligible_I)
 
@@ -308,7 +308,7 @@ def has(cell: Any, condition: Any) -> bool:
     return any(value == wanted for value in values for wanted in condition)
 
 
-def passing(table: pa.Table, wanted: Mapping[str, object], barred: Mapping[str, object]) -> NDArray[np.bool_]:
+def passing(table: pa.Table, wanted: Mapping[str, object], barred: Mapping[str, object]) -> Bool:
     rows = table.to_pylist()
     return np.array(
         [
@@ -422,7 +422,7 @@ class Builds:
         self.hold: threading.Event | None = None
         self.failure: Exception | None = None
 
-    def __call__(self, trees: Sequence[Tree], eligible_I: NDArray[np.bool_]) -> NodeMask:
+    def __call__(self, trees: Sequence[Tree], eligible_I: Bool) -> NodeMask:
         self.count += 1
         hold, self.hold = self.hold, None
         failure, self.failure = self.failure, None

@@ -16,11 +16,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
-from numpy.typing import NDArray
 from onnx import helper
 
 from benchmarks.random_bundles import linear_graphs, make_bundle, query_graph, random_masks, random_memory, random_queries, random_tree
 from espalier import entry_lists
+from espalier.arrays import Int64
 from espalier.bundle import Bundle
 from espalier.bundle_writer import write_bundle
 from espalier.checks.golden import verify_golden
@@ -42,7 +42,7 @@ from training.golden import golden_answers
 from training.inspect import inspect
 
 
-def mem_of(bundle: Bundle, history_T: NDArray[np.int64], allowed: set[int]) -> dict[int, float]:
+def mem_of(bundle: Bundle, history_T: Int64, allowed: set[int]) -> dict[int, float]:
     """mem of every node with memory, from the definition alone. allowed: the eligible item rows."""
     memory, tree = bundle.memory, bundle.tree
     assert memory is not None

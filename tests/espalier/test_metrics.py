@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
-from numpy.typing import NDArray
 
 from benchmarks.papers.nce.nce_summary import average_precision, expected_reciprocal_rank
 from benchmarks.papers.otm.regret import regret_at_m
+from espalier.arrays import Float64
 from espalier.errors import InvalidData
 from espalier.manifest import MAX_KNOTS, Calibration, Ranking
 from espalier.metrics import ndcg, ndcg_at_m, precision_recall_f
@@ -145,16 +145,15 @@ def test_rankings_that_do_not_fit_are_named(refused: Callable[[], object], said:
 
 # -- graded relevance --------------------------------------------------------------------------------------------------
 
-Dense = NDArray[np.float64]
 seeds = st.integers(0, 2**32 - 1)
 
 
-def sparse(dense: Dense) -> Relevance:
+def sparse(dense: Float64) -> Relevance:
     columns = [np.flatnonzero(row) for row in dense]
     return Relevance.of_lists(columns, [row[at] for row, at in zip(dense, columns, strict=True)], dense.shape[1])
 
 
-def best_first(dense: Dense) -> Relevance:
+def best_first(dense: Float64) -> Relevance:
     """Predictions in the order of a search: by descending score, equal ones by column; some rows shorter than others."""
     widest = int((dense > 0).sum(axis=1).max(initial=0))
     order_BM = np.argsort(-dense, axis=1, kind="stable")[:, :widest]
@@ -162,19 +161,19 @@ def best_first(dense: Dense) -> Relevance:
     return Relevance.of_predictions(np.where(scores_BM > 0, order_BM, -1), scores_BM.astype(np.float32), dense.shape[1])
 
 
-def random_pair(seed: int) -> tuple[Dense, Dense]:
+def random_pair(seed: int) -> tuple[Float64, Float64]:
     """Relevances and predictions with ties, empty rows and empty columns."""
     rng = np.random.default_rng(seed)
     shape = int(rng.integers(1, 7)), int(rng.integers(1, 9))
     levels = np.array([0.125, 0.25, 0.5, 1.0, 2.5])  # float32 has them all, so ties are ties
 
-    def draw(density: float) -> Dense:
+    def draw(density: float) -> Float64:
         return np.where(rng.random(shape) < density, rng.choice(levels, shape), 0.0)
 
     return draw(rng.random()), draw(rng.random())
 
 
-def places(predicted: Dense, row: int) -> list[int]:
+def places(predicted: Float64, row: int) -> list[int]:
     order = np.argsort(-predicted[row], kind="stable")
     return [int(label) for label in order if predicted[row, label] > 0]
 
@@ -193,10 +192,10 @@ def test_errors_are_the_k_largest_of_all_labels_and_released_ones_those_of_the_k
 @given(seeds, st.integers(1, 10))
 def test_gains_are_a_ratio_of_sums_over_all_points(seed: int, k: int) -> None:
     y, p = random_pair(seed)
-    inverse_I: Dense = np.random.default_rng(seed).uniform(1, 2, y.shape[1])  # type: ignore[assignment]  # an array, by its size
+    inverse_I: Float64 = np.random.default_rng(seed).uniform(1, 2, y.shape[1])  # type: ignore[assignment]  # an array, by its size
     scored = np.where(y > 0, inverse_I, 0.0)
 
-    def gain(truth: Dense, discounted: bool) -> float:
+    def gain(truth: Float64, discounted: bool) -> float:
         weight = [1 / math.log2(j + 2) if discounted else 1.0 for j in range(k)]
         got = sum(truth[b, label] * weight[j] for b in range(len(y)) for j, label in enumerate(places(p, b)[:k]))
         best = sum(value * weight[j] for b in range(len(y)) for j, value in enumerate(sorted(truth[b], reverse=True)[:k]))

@@ -19,10 +19,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
-from numpy.typing import NDArray
 
 from benchmarks.engine_comparison import differences, replayed, wrong_alone, wrong_beams
 from benchmarks.random_bundles import make_bundle, make_linear_bundle, random_masks, random_memory, random_queries, random_tree
+from espalier.arrays import Array, Int64
 from espalier.bundle import Bundle
 from espalier.engines import open_engine, pipeline
 from espalier.engines.onnx.engine import OnnxSearch
@@ -110,7 +110,7 @@ LINEAR = Family(linear_shapes(), draw_small_linear, linear_bundle, ("sparse-cpu"
 each_family = pytest.mark.parametrize("family", [GRAPHS, LINEAR], ids=["graphs", "linear"])
 
 
-def buckets_of(history_T: NDArray[np.int64]) -> dict[int, list[int]]:
+def buckets_of(history_T: Int64) -> dict[int, list[int]]:
     """The items of a history, and the buckets of how many places ago each came, the last time first."""
     buckets: dict[int, list[int]] = {}
     for place, item in enumerate(int(a) for a in history_T[::-1] if a >= 0):
@@ -155,7 +155,7 @@ def assert_alone_as_together(engine: Engine, queries: QueryBatch, params: Search
 
 
 def replay(
-    reference: ReferenceEngine, queries: QueryBatch, params: SearchParams, b: int, kept: dict[int, NDArray[Any]], rounding: float
+    reference: ReferenceEngine, queries: QueryBatch, params: SearchParams, b: int, kept: dict[int, Array], rounding: float
 ) -> list[Step]:
     """Every beam that the engine kept is, by the reference's scores, a best one among its candidates. Returns the reference's steps."""
     steps, wrong = replayed(reference, queries, params, b, kept, rounding)
@@ -260,7 +260,7 @@ def test_masks_that_pass_nothing_that_do_not_fit_and_that_are_let_go(tmp_path: P
 
 
 @pytest.mark.parametrize("slope", [np.full(6, 0.5), np.array([2, 0.25, -1, 1, 0, 0.5])])
-def test_prelu_is_rewritten_exactly(tmp_path: Path, slope: NDArray[Any]) -> None:
+def test_prelu_is_rewritten_exactly(tmp_path: Path, slope: Array) -> None:
     rng = np.random.default_rng(5)
     bundle = make_bundle(tmp_path, rng, random_tree(rng, 5, 2), slope=slope.astype(np.float32))
     queries, params = random_queries(rng, bundle, 3), SearchParams.uniform(3, 4, 6)

@@ -11,12 +11,12 @@ import onnx
 import pytest
 import torch
 from numpy.testing import assert_allclose, assert_array_equal
-from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.synthetic import trained_kind
+from espalier.arrays import Array
 from espalier.engines.graphs import read_graph
 from espalier.errors import BundleCorrupt, UnsupportedGraph
 
@@ -73,7 +73,7 @@ TRUE, FALSE = X > 0, Y > 0
         ("Split", [X, np.array([3, 1])], {"axis": 2}),
     ],
 )
-def test_an_operator_computes_what_onnx_says(operator: str, inputs: list[NDArray[Any]], attributes: dict[str, Any]) -> None:
+def test_an_operator_computes_what_onnx_says(operator: str, inputs: list[Array], attributes: dict[str, Any]) -> None:
     """All inputs but the first are constants of the graph, as axes and weights are."""
     outputs = ["y", "z"] if operator == "Split" else ["y"]
     names = [f"x{place}" for place in range(len(inputs))]
@@ -141,7 +141,7 @@ def test_a_product_reads_no_row_that_a_table_lacks() -> None:
     assert_allclose(got.numpy(), (left @ rows).numpy(), rtol=1e-6, atol=1e-6)
 
 
-def query_graph(*nodes: onnx.NodeProto, **constants: NDArray[Any]) -> onnx.ModelProto:
+def query_graph(*nodes: onnx.NodeProto, **constants: Array) -> onnx.ModelProto:
     """vector [B, 4] → query_state [B, 1, S]."""
     info = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in ("vector", "query_state")]
     tensors = [numpy_helper.from_array(array, name) for name, array in constants.items()]
@@ -170,7 +170,7 @@ def test_a_known_encoder_gives_the_states_of_its_graph() -> None:
     ],
 )
 def test_operators_that_cannot_be_run_are_found_when_a_bundle_is_opened(
-    operator: str, constants: dict[str, NDArray[Any]], attributes: dict[str, Any], reason: str
+    operator: str, constants: dict[str, Array], attributes: dict[str, Any], reason: str
 ) -> None:
     node = helper.make_node(operator, ["vector", *constants], ["x"], **attributes)
     with pytest.raises(UnsupportedGraph, match=reason):

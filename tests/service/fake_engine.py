@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Int64
 from espalier.queries import QueryBatch
 from espalier.search import NO_CONTEXT, NO_ITEM, SearchContext, SearchParams, SearchResult
 
@@ -24,7 +24,7 @@ class FakeEngine:
 
     name, rounding = "fake", 0.0
 
-    def __init__(self, items: int, leaf_of_item: NDArray[np.int64] | None = None) -> None:
+    def __init__(self, items: int, leaf_of_item: Int64 | None = None) -> None:
         self.items = items
         self.leaf_of_item = np.arange(items) if leaf_of_item is None else leaf_of_item
         self.calls: list[tuple[QueryBatch, SearchParams]] = []

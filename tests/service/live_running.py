@@ -26,7 +26,7 @@ from service.live import live_version
 from service.live.catalogue import LiveCatalogue
 from service.live.catalogue_types import ALWAYS, Delete, ItemOutcome, Put, StoredItem
 from service.models.loading import LoadedModel
-from tests.service.running import ITEMS, Running, bearer, ids, run, small_model
+from tests.service.running import ITEMS, Running, bearer, document, ids, run, small_model
 
 T = TypeVar("T")
 
@@ -116,9 +116,7 @@ class Live:
 
     def admin(self, method: str, path: str, body: Any = None) -> Any:
         """The answer to an administrator's request of the model, which must succeed."""
-        answer = self.running.client.request(method, f"/models/books/{path}", json=body, headers=bearer(ADMIN))
-        assert answer.status_code == 200, answer.text
-        return answer.json()
+        return document(self.running.client.request(method, f"/models/books/{path}", json=body, headers=bearer(ADMIN)))
 
     def version(self) -> LoadedModel:
         loaded: LoadedModel = self.running.app.state.service.registry.choose("books", None)

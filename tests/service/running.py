@@ -94,10 +94,7 @@ class Running:
 
     def retrieve(self, **body: Any) -> Json:
         """The answer to a request of `books` that must succeed."""
-        answer = self.client.post("/retrieve", json={"model": "books"} | body)
-        assert answer.status_code == 200, answer.text
-        document: Json = answer.json()
-        return document
+        return document(self.client.post("/retrieve", json={"model": "books"} | body))
 
 
 @contextmanager
@@ -168,9 +165,16 @@ def ids(result: Json) -> list[str]:
     return [item["id"] for item in result["items"]]
 
 
+def document(answer: httpx.Response) -> Json:
+    """The document of an answer that must succeed."""
+    assert answer.status_code == 200, answer.text
+    content: Json = answer.json()
+    return content
+
+
 def problem(answer: httpx.Response) -> Json:
     """The problem document of an answer."""
     assert answer.headers["content-type"] == "application/problem+json"
-    document: Json = answer.json()
-    assert {"type", "title", "status", "detail"} <= set(document)
-    return document
+    content: Json = answer.json()
+    assert {"type", "title", "status", "detail"} <= set(content)
+    return content

@@ -6,8 +6,8 @@ from collections import deque
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
+from espalier.arrays import Float64
 from service.batching.admission import MORE_CALLS, QUEUE_CALLS, SHORT_S, STANDING_S, STREAM_CALLS, Admission, Cost
 from service.errors import QueueFull
 
@@ -80,9 +80,7 @@ def test_a_burst_is_no_queue_that_stands_and_overload_ends_after_a_pause() -> No
 SERVICE_S = 0.002
 
 
-def simulated(
-    load: float, seconds: float, admission: Admission, seed: int = 0, begin_s: float = 0.0
-) -> tuple[float, NDArray[np.float64], float]:
+def simulated(load: float, seconds: float, admission: Admission, seed: int = 0, begin_s: float = 0.0) -> tuple[float, Float64, float]:
     """Random arrivals at an engine that takes SERVICE_S for each: answers as a share of what it can do, their seconds, share refused."""
     rng = np.random.default_rng(seed)
     free, ends, took, refused = 0.0, deque[float](), [], 0

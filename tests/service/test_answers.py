@@ -11,11 +11,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
-from numpy.typing import NDArray
 from starlette.types import Message
 
+from espalier.arrays import Int64
 from service import lifecycle
 from service.http import memory_budget
 from service.http.connection import CONNECTION
@@ -110,7 +109,7 @@ def test_a_late_answer_is_504_however_it_became_late(large: Path, monkeypatch: p
         items = running.app.state.service.registry.choose("books", None).bundle.items
         find = type(items).ids_of
 
-        def slow(self: Any, rows: NDArray[np.int64]) -> list[str]:
+        def slow(self: Any, rows: Int64) -> list[str]:
             asked.append(len(rows))
             late_s[0] += 2.5
             found: list[str] = find(self, rows)

@@ -20,7 +20,7 @@ from service.models.loading import LoadedModel
 from service.retrieval import facets as facets_module
 from service.retrieval.facets import facets
 from tests.service.live_running import ALL, Live
-from tests.service.running import ITEMS, Json, Running, bearer, problem, run, small_model
+from tests.service.running import ITEMS, Json, Running, bearer, document, problem, run, small_model
 
 ADMIN = "admin-key-00000001"
 COLOURS = ["red", "green", "blue", None]
@@ -71,10 +71,7 @@ def counted(
 
 def shown(running: Running, column: str, **params: Any) -> Json:
     """The same over HTTP."""
-    answer = running.client.get("/models/books/facets", params={"column": column} | params)
-    assert answer.status_code == 200, answer.text
-    document: Json = answer.json()
-    return document
+    return document(running.client.get("/models/books/facets", params={"column": column} | params))
 
 
 def remove(running: Running, *ids: str) -> None:

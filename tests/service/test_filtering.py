@@ -14,7 +14,7 @@ import pytest
 from benchmarks.random_bundles import make_bundle, random_memory, random_tree
 from espalier.engines import open_engine
 from espalier.memory import Memory
-from tests.service.running import Json, Running, ids, problem, run
+from tests.service.running import Json, Running, bearer, document, ids, problem, run
 
 SECTIONS = ("games", "math", "libs", None)
 KEY = "test-admin-key-0"
@@ -78,10 +78,7 @@ def test_a_filter_that_leaves_few_items_widens_the_beam(shelf: Running) -> None:
 
 
 def remove(running: Running, *removed: str) -> Json:
-    answer = running.client.request("PUT", "/models/books/removed", json={"ids": list(removed)}, headers={"Authorization": f"Bearer {KEY}"})
-    assert answer.status_code == 200, answer.text
-    document: Json = answer.json()
-    return document
+    return document(running.client.request("PUT", "/models/books/removed", json={"ids": list(removed)}, headers=bearer(KEY)))
 
 
 def test_an_explanation_says_where_each_wanted_item_went(shelf: Running) -> None:

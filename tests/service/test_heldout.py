@@ -36,7 +36,7 @@ from service.watch.query_samples import MAX_BYTES, PER_REQUEST, QUERY_BYTES, Que
 from tests.service.conversation import Conversation
 from tests.service.damaged_models import content_of, draft_of
 from tests.service.exported_models import HELD_OUT, exported
-from tests.service.running import Json, Running, bearer, problem, run
+from tests.service.running import Json, Running, bearer, document, problem, run
 
 ADMIN = "an-admin-key-of-tests"
 
@@ -53,9 +53,7 @@ def measured(bundle: Bundle) -> Iterator[Running]:
 
 
 def shown(running: Running, **params: int) -> list[Json]:
-    answer = running.client.get("/models/books/heldout", params=params)
-    assert answer.status_code == 200, answer.text
-    found: list[Json] = answer.json()["queries"]
+    found: list[Json] = document(running.client.get("/models/books/heldout", params=params))["queries"]
     return found
 
 

@@ -8,9 +8,9 @@ from typing import cast
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from benchmarks.random_bundles import make_bundle
+from espalier.arrays import Bool, Int64
 from espalier.bundle import Bundle
 from espalier.items import ItemTable
 from espalier.live.operations import ItemBody, Operation
@@ -32,7 +32,7 @@ class Catalogue(ItemTable):
     def __init__(self, trained: ItemTable) -> None:
         self._trained = trained
 
-    def rows_of(self, ids: Sequence[str]) -> NDArray[np.int64]:
+    def rows_of(self, ids: Sequence[str]) -> Int64:
         rows = self._trained.rows_of(ids)
         return np.array([ITEMS + NEW.index(i) if i in NEW else row for i, row in zip(ids, rows.tolist(), strict=True)], np.int64)
 
@@ -46,7 +46,7 @@ class Live:
         self.is_empty = False
         self.gone: set[int] = set()
 
-    def eligible(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def eligible(self, rows: Int64) -> Bool:
         return ~np.isin(rows, sorted(self.gone))
 
 

@@ -27,7 +27,7 @@ from service.retrieval.request import encode
 from tests.service.fake_catalogue import ADMIN, WRITE, FakeCatalogue, FakeCatalogues
 from tests.service.live_running import Live
 from tests.service.own_time import settled
-from tests.service.running import ITEMS, Json, Running, bearer, counted, ids, problem, run
+from tests.service.running import ITEMS, Json, Running, bearer, counted, document, ids, problem, run
 
 EVENT = {"events": [["item-1", "item-2"]]}
 A_TIME = "a time from 1970 to 9999, as 2027-01-31T12:00:00Z"
@@ -349,10 +349,7 @@ def test_a_refusal_has_its_status_and_is_counted(
 
 
 def feed(running: Running, **params: Any) -> Json:
-    answer = running.client.get("/models/books/changes", params=params, headers=bearer(ADMIN))
-    assert answer.status_code == 200, answer.text
-    document: Json = answer.json()
-    return document
+    return document(running.client.get("/models/books/changes", params=params, headers=bearer(ADMIN)))
 
 
 def test_the_feed_has_every_operation_in_order(shelf: Running) -> None:

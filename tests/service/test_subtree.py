@@ -24,7 +24,7 @@ from service.retrieval import subtree, typical_values
 from service.retrieval.subtree import TreeView, describe_node
 from tests.service.damaged_models import content_of, draft_of
 from tests.service.live_running import ALL, Live, live_service
-from tests.service.running import ITEMS, LIMITS, Json, Running, bearer, problem, run
+from tests.service.running import ITEMS, LIMITS, Json, Running, bearer, document, problem, run
 
 COLUMNS: dict[str, Any] = {
     "colour": [("red", "blue", "green", None)[i % 4] for i in range(ITEMS)],
@@ -72,17 +72,13 @@ def books(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 def node(running: Running, number: int, **params: int) -> Json:
     """Over HTTP."""
-    answer = running.client.get(f"/models/books/tree/{number}", params={"limit": 1000} | params)
-    assert answer.status_code == 200, answer.text
-    document: Json = answer.json()
-    return document
+    return document(running.client.get(f"/models/books/tree/{number}", params={"limit": 1000} | params))
 
 
 def path(running: Running, item: str, tree: int = 0) -> list[int]:
-    answer = running.client.get("/models/books/tree", params={"item": item, "tree": tree})
-    assert answer.status_code == 200, answer.text
-    assert answer.json()["item"] == item
-    nodes: list[int] = answer.json()["nodes"]
+    answer = document(running.client.get("/models/books/tree", params={"item": item, "tree": tree}))
+    assert answer["item"] == item
+    nodes: list[int] = answer["nodes"]
     return nodes
 
 

@@ -23,7 +23,7 @@ from service.watch.trial_figures import figures
 from tests.service.fake_engine import FakeEngine
 from tests.service.models.registry import damage
 from tests.service.own_time import settled
-from tests.service.running import ITEMS, Json, Running, bearer, counted, problem, run, small_model
+from tests.service.running import ITEMS, Json, Running, bearer, counted, document, problem, run, small_model
 from tests.waiting import until
 
 ADMIN = "an-admin-key-of-tests"
@@ -32,18 +32,14 @@ USERS = [f"user-{i}" for i in range(400)]
 
 def trial(running: Running, **candidate: Any) -> Json:
     """The model as an admin sees it, once a candidate is tried."""
-    answer = running.client.request("PUT", "/models/books/candidate", json=candidate, headers=bearer(ADMIN))
-    assert answer.status_code == 200, answer.text
-    document: Json = answer.json()
-    return document
+    return document(running.client.request("PUT", "/models/books/candidate", json=candidate, headers=bearer(ADMIN)))
 
 
 def version_for(running: Running, user: str | None = None, group: str | None = None, key: str | None = None, **body: Any) -> int:
     headers = {"Espalier-User": user, "Espalier-Group": group, **({} if key is None else bearer(key))}
     given = {name: value for name, value in headers.items() if value is not None}
     answer = running.client.post("/retrieve", json={"model": "books", "queries": [{"history": []}]} | body, headers=given)
-    assert answer.status_code == 200, answer.text
-    version: int = answer.json()["version"]
+    version: int = document(answer)["version"]
     return version
 
 
@@ -179,8 +175,7 @@ def test_a_trial_goes_on_while_other_versions_come_and_go_and_ends_with_its_own(
     with run(both, admin_keys=ADMIN) as running:
 
         def changed(action: str, **body: Any) -> Json:
-            document: Json = running.client.post(f"/models/books/{action}", json=body, headers=bearer(ADMIN)).json()
-            return document
+            return document(running.client.post(f"/models/books/{action}", json=body, headers=bearer(ADMIN)))
 
         trial(running, version=2, share=1.0)
         assert changed("load", version=3, default=False)["candidate"]["version"] == 2

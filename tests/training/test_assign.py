@@ -19,9 +19,9 @@ import scipy.sparse
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
-from numpy.typing import NDArray
 
 from benchmarks.random_bundles import random_chunks, random_tree, sparse_rows
+from espalier.arrays import Array
 from espalier.bundle import Bundle
 from espalier.chunks import Chunks
 from espalier.engines import open_engine
@@ -58,11 +58,11 @@ Scores = dict[tuple[int, int], float]
 """Item and point → score."""
 
 
-def algorithm_1(tree: Tree, chunks: Chunks, points_BF: NDArray[Any], most: Any, per_item: int) -> tuple[set[tuple[int, int]], Scores]:
+def algorithm_1(tree: Tree, chunks: Chunks, points_BF: Array, most: Any, per_item: int) -> tuple[set[tuple[int, int]], Scores]:
     """Word for word as the paper has it: the pairs that are kept, and all that are scored. `most` is Retention's."""
     every, kept, found = np.arange(F, dtype=np.int32), set[tuple[int, int]](), Scores()
 
-    def probability(node: int) -> NDArray[Any]:
+    def probability(node: int) -> Array:
         return np.asarray(1 / (1 + np.exp(-(points_BF @ chunks.weights_of(tree, node, every).astype(np.float64) + chunks.bias[node]))))
 
     def retain_top(scored: dict[int, float], number: int) -> dict[int, float]:

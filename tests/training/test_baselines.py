@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
-from numpy.typing import NDArray
 
+from espalier.arrays import Int64
 from espalier.errors import DeviceUnavailable, InvalidConfig, InvalidData
 from espalier.items import ItemTable
 from tests.training.logs import log_of, task_of
@@ -33,7 +33,7 @@ from training.baselines.ials import START as IALS_START
 from training.baselines.ials import factors_of, ials, implicit_is_installed, scores_of
 from training.baselines.item_cf import fit_item_cf
 from training.baselines.methods import METHODS
-from training.baselines.popularity import fit_popularity
+from training.baselines.popularity import most_popular
 from training.baselines.sasrec_model import SasRecConfig
 from training.data.interactions import Interactions
 from training.data.user_item_matrix import user_item_matrix
@@ -45,7 +45,7 @@ from training.retrieval.tuning import Options
 
 
 def test_popularity_counts_users_not_events_and_breaks_ties_by_row() -> None:
-    assert fit_popularity(log_of([[2, 2, 2, 1], [3, 1], [3]], items=5), np.arange(3)).best_I.tolist() == [1, 3, 2, 0, 4]
+    assert most_popular(log_of([[2, 2, 2, 1], [3, 1], [3]], items=5), np.arange(3)).tolist() == [1, 3, 2, 0, 4]
 
 
 @given(seed=st.integers(0, 2**32 - 1), neighbours=st.integers(1, 12), block=st.integers(1, 15), exclude_seen=st.booleans())
@@ -110,7 +110,7 @@ def test_answers_depend_on_the_seed_and_training_and_validation_users_and_on_no_
         pytest.skip("the extra `baselines` is not installed")
     histories = [np.array([12]), np.array([0, 10]), np.array([], np.int64), np.array([-1, 4, -1])]
 
-    def answers(tested: list[int], histories: list[NDArray[np.int64]] = histories) -> list[list[int]]:
+    def answers(tested: list[int], histories: list[Int64] = histories) -> list[list[int]]:
         lists = [[user % 5, 5 + user % 4, 10, (user + 1) % 5] for user in range(12)]
         task = task_of(log_of([*lists, *[tested] * 20], items=14), list(range(10)), [10, 11], m=3)
         words = pa.table({"id": [f"i{row}" for row in range(14)], "title": [f"a{row % 3} b{row % 5}" for row in range(14)]})
@@ -127,9 +127,6 @@ def test_answers_depend_on_the_seed_and_training_and_validation_users_and_on_no_
 
 
 # -- fusion -------------------------------------------------------------------------------------------------------------
-
-
-Int64 = NDArray[np.int64]
 
 
 @given(seed=st.integers(0, 2**32 - 1), share=st.floats(0.05, 0.95), constant=st.sampled_from([1.0, 10.0, 60.0]), m=st.integers(1, 12))

@@ -37,7 +37,7 @@ from tests.pictures import Pictures
 from tests.training.commands import command, written_toml
 from tests.training.planted import CLUSTERS, SIZE, planted_log, settings
 from tests.training.runs import Begun, begun, weights
-from training.baselines.popularity import fit_popularity
+from training.baselines.popularity import most_popular, rank
 from training.data.splits import without_seen
 from training.deep import export as module
 from training.deep.beam import search_states, sorted_excluded_nodes
@@ -90,8 +90,8 @@ def recall_of(run: Begun, model: NodeScorer) -> float:
 
 def recall_of_popularity(run: Begun) -> float:
     pairs = without_seen(run.prepared.split.test)
-    popularity = fit_popularity(run.prepared.interactions, run.prepared.split.train)
-    rows_BM = popularity.rank([pair.history for pair in pairs], 10, exclude_seen=True)
+    popular_I = most_popular(run.prepared.interactions, run.prepared.split.train)
+    rows_BM = rank(popular_I, [pair.history for pair in pairs], 10, exclude_seen=True)
     return float(precision_recall_f(rows_BM, [pair.relevant for pair in pairs], 10)[1].mean())
 
 

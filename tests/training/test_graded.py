@@ -16,11 +16,11 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from numpy.testing import assert_array_equal
-from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
 import espalier.engines
 from benchmarks.random_bundles import make_bundle, random_queries
+from espalier.arrays import Bool, Float32
 from espalier.bundle import LABEL_COUNTS, Bundle
 from espalier.bundle_writer import with_parts
 from espalier.checks.heldout import read_heldout
@@ -75,7 +75,7 @@ def of_points(folder: Path, test: str = "test.txt") -> dict[str, Any]:
     return {"data": {"format": "xmc", "train": str(folder / "train.txt"), "test": str(folder / test)}, "tree": SMALL_TREE}
 
 
-def known(grades: Grades | None) -> tuple[Grades, Sequence[NDArray[np.float32]]]:
+def known(grades: Grades | None) -> tuple[Grades, Sequence[Float32]]:
     """Grades with degrees."""
     assert grades is not None
     assert grades.relevance is not None
@@ -288,7 +288,7 @@ class Scripted:
 
     name, rounding = "scripted", 0.0
 
-    def __init__(self, finds_B: dict[int, NDArray[np.bool_]]) -> None:
+    def __init__(self, finds_B: dict[int, Bool]) -> None:
         self.finds_B, self.at = finds_B, dict.fromkeys(finds_B, 0)
 
     def search(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
@@ -308,7 +308,7 @@ def scripted_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     return make_bundle(tmp_path_factory.mktemp("models"), rng, complete_tree(rng.permutation(8), 2))
 
 
-def rows_of(scripted_bundle: Bundle, finds_B: dict[int, NDArray[np.bool_]]) -> list[dict[str, Any]]:
+def rows_of(scripted_bundle: Bundle, finds_B: dict[int, Bool]) -> list[dict[str, Any]]:
     """The rows of measuring beams with queries that find what they should."""
     count = len(next(iter(finds_B.values())))
     queries = random_queries(np.random.default_rng(1), scripted_bundle, count)
@@ -316,7 +316,7 @@ def rows_of(scripted_bundle: Bundle, finds_B: dict[int, NDArray[np.bool_]]) -> l
     return measure(scripted_bundle, engine, LabelledQueries(queries, [np.zeros(1, np.int64)] * count), list(finds_B), [1, 2], batch=count)
 
 
-def shares(count: int, share: float, seed: int) -> NDArray[np.bool_]:
+def shares(count: int, share: float, seed: int) -> Bool:
     return np.random.default_rng(seed).random(count) < share
 
 

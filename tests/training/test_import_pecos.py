@@ -18,10 +18,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
-from numpy.typing import NDArray
 from scipy.sparse import csc_array, csr_array, load_npz, save_npz
 
 from benchmarks.random_bundles import Rng, sparse_rows
+from espalier.arrays import Float32, Float64, Int64
 from espalier.bundle import Bundle
 from espalier.checks.golden import verify_golden
 from espalier.checks.heldout import read_heldout
@@ -48,8 +48,8 @@ SIZES = {1: (40,), 2: (6, 50), 3: (3, 12, 90), 4: (2, 7, 30, 120)}
 class Level:
     """weights float32[F (+ 1), L]; parent int64[L]."""
 
-    weights: NDArray[np.float32]
-    parent: NDArray[np.int64]
+    weights: Float32
+    parent: Int64
     bias: float
 
 
@@ -97,7 +97,7 @@ def change(file: Path, **params: Any) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | params))
 
 
-def pecos_predict(levels: list[Level], x_F: NDArray[np.float64], processor: str, beam_size: int, m: int) -> list[tuple[int, float]]:
+def pecos_predict(levels: list[Level], x_F: Float64, processor: str, beam_size: int, m: int) -> list[tuple[int, float]]:
     """PECOS's prediction (pecos/core/xmc/inference.hpp): labels with their scores, best first."""
     kept: list[tuple[int, float]] = [(0, 0.0)]
     for d, level in enumerate(levels):
@@ -122,12 +122,12 @@ def pecos_predict(levels: list[Level], x_F: NDArray[np.float64], processor: str,
     return kept
 
 
-def random_features(rng: Rng, batch: int) -> NDArray[np.float64]:
+def random_features(rng: Rng, batch: int) -> Float64:
     kept = rng.random((batch, WIDTH)) < 0.4
     return np.where(kept, 0.5 * rng.normal(size=kept.shape), 0).astype(np.float32).astype(np.float64)
 
 
-def assert_finds_what_pecos_finds(bundle: Bundle, levels: list[Level], processor: str, x_BF: NDArray[np.float64]) -> None:
+def assert_finds_what_pecos_finds(bundle: Bundle, levels: list[Level], processor: str, x_BF: Float64) -> None:
     """The same labels with the same scores, in the same order but for labels that 32 bits cannot tell apart."""
     engine, queries = open_engine(bundle, "cpu"), QueryBatch(bundle.manifest.query, sparse_rows(x_BF))
     for beam_size, m in ((1, 5), (3, 10), (10, 20), (200, 120)):
@@ -311,7 +311,7 @@ def matrix(name: str, new: Any, level: int = 1) -> Callable[[Path], None]:
     return lambda ranker: save_npz(ranker / f"{level}.model" / name, csc_array(new))
 
 
-def nan(rows: int, columns: int) -> NDArray[np.float32]:
+def nan(rows: int, columns: int) -> Float32:
     return np.full((rows, columns), np.nan, np.float32)
 
 

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
-from numpy.typing import NDArray
 from scipy.sparse import csr_array, random_array
 from sklearn.linear_model import LogisticRegression
 from sklearn.svm import LinearSVC
 
 from benchmarks.random_bundles import random_chunks, random_tree, sparse_rows
+from espalier.arrays import Array, Float32, Float64, Int64
 from espalier.chunks import ARRAYS
 from espalier.engines.linear.chunk_search import BeamParams, ChunkSearch
 from espalier.errors import InvalidConfig, InvalidData, InvalidQuery
@@ -112,9 +112,7 @@ def exact(**other: Any) -> Exact:
     return Exact(**(made | other))
 
 
-def solved(
-    points: Csr, rows: NDArray[np.int64], positives: list[list[int]], children: int, **options: Any
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+def solved(points: Csr, rows: Int64, positives: list[list[int]], children: int, **options: Any) -> tuple[Float32, Float32]:
     """float32[F, K] and float32[K], the weights and biases that training makes."""
     made = exact(**options)
     number_of = np.full(points.shape[1], -1, np.int32)
@@ -134,14 +132,14 @@ def solved(
     return dense, found.bias
 
 
-def optimum(loss: str, points_RF: NDArray[Any], is_positive_R: NDArray[Any], cost_R: NDArray[Any]) -> NDArray[np.float64]:
+def optimum(loss: str, points_RF: Array, is_positive_R: Array, cost_R: Array) -> Float64:
     """float64[F + 1]: scikit-learn's weights of one child, the bias at the end, which is one more feature."""
     if loss == "squared-hinge":
         model: Any = LinearSVC(fit_intercept=False, tol=1e-8, max_iter=100_000, random_state=0)
     else:
         model = LogisticRegression(fit_intercept=False, tol=1e-10, max_iter=10_000)
     dense = np.hstack([points_RF.astype(np.float64), np.ones((len(points_RF), 1))])
-    coefficients: NDArray[np.float64] = model.fit(dense, np.where(is_positive_R, 1, -1), sample_weight=cost_R).coef_[0]
+    coefficients: Float64 = model.fit(dense, np.where(is_positive_R, 1, -1), sample_weight=cost_R).coef_[0]
     return coefficients
 
 
@@ -193,7 +191,7 @@ def test_small_weights_are_left_out_and_a_node_without_points_has_none() -> None
 # -- training -------------------------------------------------------------------------------------------------------------
 
 
-def largest_below(tree: Tree, weight_BI: NDArray[Any]) -> NDArray[Any]:
+def largest_below(tree: Tree, weight_BI: Array) -> Array:
     """float[B, N]: the largest weight of each point's labels below a node, by the definition."""
     largest = np.zeros((len(weight_BI), tree.node_count))
     largest[:, tree.leaf_of_item] = weight_BI

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
-from numpy.typing import NDArray
 
+from espalier.arrays import Float32, Float64, Int64
 from tests.training.logs import log_of, task_of
 from training.baselines import methods
 from training.data.splits import EvaluationPair
@@ -116,9 +116,6 @@ def test_the_number_of_trials_is_limited() -> None:
 # -- the best items of rows of scores -----------------------------------------------------------------------------------
 
 
-Int64 = NDArray[np.int64]
-
-
 @given(
     scores=st.lists(st.sampled_from([-1.5, 0.0, 1.0, 2.0, 2.5, -np.inf, np.nan]), max_size=30),
     most=st.integers(1, 35),
@@ -140,7 +137,7 @@ def test_whole_rows_are_ranked_in_blocks_of_any_size(block: int, most_scores: in
     histories = [np.array([b, -1, b + 3]) for b in range(6)]
     sizes = []
 
-    def scores(part: Sequence[Int64]) -> NDArray[np.float32]:
+    def scores(part: Sequence[Int64]) -> Float32:
         sizes.append(len(part))
         return score_BI[[history[0] for history in part]]
 
@@ -157,7 +154,6 @@ def test_whole_rows_are_ranked_in_blocks_of_any_size(block: int, most_scores: in
 # -- item neighbours ------------------------------------------------------------------------------------------------------
 
 
-Float64 = NDArray[np.float64]
 OPTIONS: Options = {
     **{"recency": 0.7, "back": 0.3, "decay": 0.8, "near": 0.0, "column": 0.4, "row": 0.6, "power": 0.9, "user": 0.25, "shrink": 2.0},
     **{"window": 3, "longest": 4},

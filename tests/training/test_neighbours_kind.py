@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_array_equal
-from numpy.typing import NDArray
 
+from espalier.arrays import Array, Float64, Int64
 from espalier.bundle import Bundle
 from espalier.engines import open_engine
 from espalier.engines.reference import ReferenceEngine
@@ -31,7 +30,6 @@ from training.deep.run import train_and_export
 from training.neighbours.fit import Neighbours, neighbours
 from training.specification.models import SPECIFICATION, deep_config, read_config
 
-Int64 = NDArray[np.int64]
 M = 10
 
 
@@ -71,7 +69,7 @@ def found(bundle: Bundle, engine: Engine, lists: list[Int64], m: int = M) -> Int
     return engine.search(batch_of(bundle, lists), SearchParams.uniform(len(lists), m, m)).item_rows_BM
 
 
-def exact(bundle: Bundle, lists: list[Int64], popular_I: NDArray[Any]) -> NDArray[np.float64]:
+def exact(bundle: Bundle, lists: list[Int64], popular_I: Array) -> Float64:
     """float64[B, I]: the key of every item; −∞ of what is left out."""
     memory = bundle.memory
     assert memory is not None

@@ -9,9 +9,9 @@ import numpy as np
 import polars as pl
 import pytest
 from numpy.testing import assert_allclose
-from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
+from espalier.arrays import Float32
 from espalier.live.operations import ItemBody
 from espalier.placement.evidence import Evidence
 from espalier.placement.linear_placement import LinearPlacement
@@ -82,7 +82,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """Of each call of `_figures`, which now finds nothing: the queries and items, and the relevant pairs."""
     calls: list[tuple[int, ...]] = []
 
-    def figures(asked: LabelledPoints, rows: list[Csr]) -> NDArray[np.float32]:
+    def figures(asked: LabelledPoints, rows: list[Csr]) -> Float32:
         assert {len(rows_IF.indptr) - 1 for rows_IF in rows} == {asked.labels.shape[1]}
         calls.append((*asked.labels.shape, asked.labels.nnz))
         return np.zeros((len(rows), len(asked)), np.float32)

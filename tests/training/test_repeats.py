@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
+from espalier.arrays import Array, Int64
 from espalier.memory import BUCKETS
 from espalier.search import NO_ITEM
 from tests.training.logs import log_of, task_of
@@ -21,7 +20,7 @@ from training.retrieval.task import Metric
 from training.retrieval.tuning import CUTS, Figures
 
 
-def rank_rows(queries: Sequence[NDArray[Any]], m: int, exclude_seen: bool) -> NDArray[np.int64]:
+def rank_rows(queries: Sequence[Array], m: int, exclude_seen: bool) -> Int64:
     """Items by their row."""
     return np.array([[item for item in range(60) if not exclude_seen or item not in query][:m] for query in queries])
 
@@ -59,7 +58,7 @@ def test_items_at_the_same_place_have_an_order(order: repeats.Order, found: list
 def test_short_answers_end_in_no_item() -> None:
     """The method knows one item that is not in the history; an item that stays where the method put it, that is nowhere, is not found."""
 
-    def rank(queries: Sequence[NDArray[Any]], /, m: int, exclude_seen: bool) -> NDArray[np.int64]:
+    def rank(queries: Sequence[Array], /, m: int, exclude_seen: bool) -> Int64:
         return np.array([[7, *[NO_ITEM] * (m - 1)]] * len(queries))
 
     histories = [np.array([3, 4]), np.array([], np.int64), np.array([7])]
@@ -95,7 +94,7 @@ def test_places_count_the_items_that_stay() -> None:
     """A method that ranks a long history first: its items may still come after the first new ones, which are mostly the answers."""
     rng, pairs = np.random.default_rng(8), []
 
-    def rank(queries: Sequence[NDArray[Any]], /, m: int, exclude_seen: bool) -> NDArray[np.int64]:
+    def rank(queries: Sequence[Array], /, m: int, exclude_seen: bool) -> Int64:
         rows = [np.unique(query) for query in queries]
         return np.array([[*row, *np.setdiff1d(np.arange(400), row)][:m] for row in rows])
 
@@ -115,7 +114,7 @@ def test_a_gain_in_the_first_ten_does_not_make_up_for_a_loss_in_fifty() -> None:
         history = rng.permutation(np.append(np.arange(60, 110), [60] * 4) + 50 * rng.integers(0, 3))
         pairs.append(EvaluationPair(0, history, np.array([history.min() if number % 4 == 0 else int(rng.integers(50))])))
 
-    def rank(queries: Sequence[NDArray[Any]], /, m: int, exclude_seen: bool) -> NDArray[np.int64]:
+    def rank(queries: Sequence[Array], /, m: int, exclude_seen: bool) -> Int64:
         return np.tile(np.arange(m), (len(queries), 1))
 
     order, places = repeats.best_places(rank, pairs, Metric("recall", 50), has_order=False)

@@ -17,17 +17,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
-from numpy.typing import NDArray
 from torch import Tensor
 
+from espalier.arrays import Float32
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.items import ItemTable
 from espalier.metrics import precision_recall_f
 from tests.training.logs import log_of, split_of
+from training.baselines import popularity, sasrec
 from training.baselines import product_dnn as product_dnn_method
-from training.baselines import sasrec
 from training.baselines.methods import METHODS
-from training.baselines.popularity import fit_popularity
 from training.baselines.product_dnn import ProductDnn, ProductDnnConfig, build_network, fit_product_dnn, targets_loss
 from training.baselines.proposal import Proposal
 from training.baselines.sasrec import fit_sasrec, grid
@@ -44,7 +43,6 @@ from training.specification.deep import InstanceConfig
 from training.specification.splits import LastSplit
 from training.trees.embeddings import item_embeddings
 
-Float32 = NDArray[np.float32]
 CPU = torch.device("cpu")
 PLANTED_ITEMS, GROUPS = 120, 12
 PLANTED_TABLE = ItemTable.build(pa.table({"id": [f"i{row}" for row in range(PLANTED_ITEMS)]}))
@@ -154,9 +152,8 @@ def test_learns_a_planted_structure_that_popularity_cannot_see(loss: Literal["fu
     model = fit_product_dnn(split, replace(SMALL, loss=loss, init="random", init_std=0.3, dropout=0.1), seed=1)
     pairs = split.test
     histories, relevant = [pair.history for pair in pairs], [pair.relevant for pair in pairs]
-    by_popularity, learned = (
-        precision_recall_f(rank(histories, 6, True), relevant, 6)[1].mean() for rank in (fit_popularity(log, split.train).rank, model.rank)
-    )
+    popular = popularity.rank(popularity.most_popular(log, split.train), histories, 6, True)
+    by_popularity, learned = (precision_recall_f(rows, relevant, 6)[1].mean() for rows in (popular, model.rank(histories, 6, True)))
     assert learned > 0.8 > 0.4 > by_popularity
 
 
@@ -267,8 +264,8 @@ def planted_task(order: Any = "file", seed: int = 1, seconds: float | None = Non
     return Task(split, ITEM_TABLE, Metric("recall", 1), exclude_seen=False, instances=InstanceConfig(), seed=seed, seconds=seconds)
 
 
-def unit(rows_ID: NDArray[np.float32]) -> NDArray[np.float32]:
-    scaled_ID: NDArray[np.float32] = rows_ID / np.linalg.norm(rows_ID, axis=1, keepdims=True)
+def unit(rows_ID: Float32) -> Float32:
+    scaled_ID: Float32 = rows_ID / np.linalg.norm(rows_ID, axis=1, keepdims=True)
     return scaled_ID
 
 
@@ -389,7 +386,7 @@ def test_lists_of_one_event_teach_nothing() -> None:
 def test_it_learns_what_only_the_order_says(loss: Any) -> None:
     task = planted_task(users=300)
     fitted = fit_sasrec(task, [replace(TINY, loss=loss, negatives=20)])
-    popular_I = fit_popularity(task.split.lists, task.split.train).best_I
+    popular_I = popularity.most_popular(task.split.lists, task.split.train)
     test = task.split.test
     assert task.measured(fitted.rank, test) > 0.9
     assert np.mean([pair.relevant[0] == popular_I[0] for pair in test]) < 0.3

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
-from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 
+from espalier.arrays import Bool
 from espalier.engines.encoder import takes_any_length
 from espalier.engines.graphs import read_graph
 from espalier.masks.eligibility import node_mask
@@ -143,7 +143,7 @@ SOME_ITEMS = np.isin(np.arange(ITEMS), [4, 9, *range(12, ITEMS)])
 
 
 @pytest.mark.parametrize("eligible_I", [ALL_ITEMS, SOME_ITEMS])
-def test_sampled_levels_estimate_their_sums_without_bias(eligible_I: NDArray[np.bool_]) -> None:
+def test_sampled_levels_estimate_their_sums_without_bias(eligible_I: Bool) -> None:
     """Z of every level, over many draws: the mean of the estimates is the sum over the nodes with eligible items."""
     rng = torch.Generator().manual_seed(3)
     topology = Topology(TREE, torch.device("cpu"), eligible_I)

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_allclose, assert_array_equal
-from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
+from espalier.arrays import Int64
 from espalier.bundle import Bundle
 from espalier.chunks import TreeChunks
 from espalier.engines import open_engine
@@ -181,7 +181,7 @@ def test_gain_is_measured_on_points_that_the_network_did_not_see(
     trees_of_parity: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bundle, points = trees_of_parity, parity(100)
-    learned, judged = list[NDArray[np.int64]](), list[NDArray[np.int64]]()
+    learned, judged = list[Int64](), list[Int64]()
 
     def fit(examples: StackingExamples, seed: int) -> StackingNetwork:
         learned.append(examples.points)

@@ -14,8 +14,8 @@ import numpy as np
 import polars as pl
 import pytest
 from numpy.testing import assert_array_equal
-from numpy.typing import NDArray
 
+from espalier.arrays import Array
 from espalier.bundle import Bundle
 from espalier.chunks import ARRAYS
 from espalier.errors import InvalidConfig
@@ -36,7 +36,7 @@ from training.versions import only_run, work_folder
 class Made:
     """What a run made, and of how many steps."""
 
-    arrays: dict[str, NDArray[Any]]
+    arrays: dict[str, Array]
     steps: int
 
 

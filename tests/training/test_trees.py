@@ -12,10 +12,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
-from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.random_bundles import random_tree
+from espalier.arrays import Float64, Int64
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.tree import EMPTY_LEAF, Tree
 from tests.training.logs import log_of
@@ -189,7 +189,7 @@ def random_samples(rng: Rng, items: int, count: int) -> Samples:
     return Samples(rng.integers(-1, items, (count, T)).astype(np.int32), np.sort(rng.integers(0, items, count)))
 
 
-def log_p(model: NodeScorer, tree: Tree, samples: Samples, gamma: float, likelihood: Likelihood) -> NDArray[np.float64]:
+def log_p(model: NodeScorer, tree: Tree, samples: Samples, gamma: float, likelihood: Likelihood) -> Float64:
     """float64[S, N]: log p̂ of every node, one level after the other, from the formula; of a softmax without its normaliser."""
     topology = Topology(tree, torch.device("cpu"))
     with torch.no_grad():
@@ -204,7 +204,7 @@ def log_p(model: NodeScorer, tree: Tree, samples: Samples, gamma: float, likelih
     return -np.logaddexp(0, -rank_SN) if likelihood == "sigmoid" else rank_SN
 
 
-def along_paths(log_p_SN: NDArray[np.float64], tree: Tree, leaf_I: NDArray[np.int64], samples: Samples) -> float:
+def along_paths(log_p_SN: Float64, tree: Tree, leaf_I: Int64, samples: Samples) -> float:
     path_SL = tree.ancestors(leaf_I[samples.target_S])[:, 1:]
     return float(np.take_along_axis(log_p_SN, path_SL, axis=1).sum())
 
@@ -329,8 +329,8 @@ def problems(draw: st.DrawFn) -> dict[str, Any]:
     return {"weight_IC": weight_IC, "parent_I": parent_I, "room_PC": room_PC, "home_I": home_I, "seen_I": rng.random(len(kept)) < 0.8}
 
 
-def filled(problem: dict[str, Any], slot_I: NDArray[np.int64]) -> NDArray[np.int64]:
-    count_PC: NDArray[np.int64] = np.zeros(problem["room_PC"].shape, np.int64)
+def filled(problem: dict[str, Any], slot_I: Int64) -> Int64:
+    count_PC: Int64 = np.zeros(problem["room_PC"].shape, np.int64)
     np.add.at(count_PC, (problem["parent_I"], slot_I), 1)
     return count_PC
 

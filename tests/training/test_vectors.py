@@ -13,10 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from numpy.testing import assert_allclose, assert_array_equal
-from numpy.typing import NDArray
 
 import training.baselines.item_means as item_means_module
 import training.deep.vector_start as vector_start
+from espalier.arrays import Int64
 from espalier.bundle import Bundle
 from espalier.checks.golden import verify_golden
 from espalier.checks.heldout import read_heldout
@@ -214,7 +214,7 @@ def test_samples_of_vectors_are_all_events(log: Path, tmp_path: Path) -> None:
 # -- models -------------------------------------------------------------------------------------------------------------
 
 
-def nearest_means(log: Interactions, split: Split, m: int) -> NDArray[np.int64]:
+def nearest_means(log: Interactions, split: Split, m: int) -> Int64:
     """The items of each test query whose mean training vector, off the mean of all, has the largest cosine with it, by NumPy alone."""
     vectors = np.asarray(log.vectors_UF, np.float64)
     mean = vectors[split.train].mean(0)

@@ -9,8 +9,8 @@ import zipfile
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Float32, Int64
 from espalier.durable import atomic_write
 from espalier.errors import InvalidConfig
 
@@ -31,7 +31,7 @@ class BestPoints:
     score_IK  float32[I, K], descending, −inf for no point
     """
 
-    def __init__(self, item_I: NDArray[np.int64], per_item: int, trees: int = 1) -> None:
+    def __init__(self, item_I: Int64, per_item: int, trees: int = 1) -> None:
         if len(item_I) * per_item * trees > MAX_PAIRS:
             most = (
                 f"at most {MAX_PAIRS // (len(item_I) * trees)} for {len(item_I)} items and {trees} trees: a --filter makes the items fewer"
@@ -55,7 +55,7 @@ class BestPoints:
             self._merge(rows, row[entries], point[entries], score[entries])
         self.done += points
 
-    def _merge(self, rows: NDArray[np.int64], row: NDArray[np.int64], point: NDArray[np.int64], score: NDArray[np.float32]) -> None:
+    def _merge(self, rows: Int64, row: Int64, point: Int64, score: Float32) -> None:
         """Add points to `rows`, each of which has a new one. `row` is the ascending row of each point."""
         per_item = self.point_IK.shape[1]
         row = np.concatenate([np.repeat(rows, per_item), row])
@@ -66,7 +66,7 @@ class BestPoints:
         best = order[begins[:, None] + np.arange(per_item)]
         self.point_IK[rows], self.score_IK[rows] = point[best], score[best]
 
-    def pairs(self, rows: slice = ALL) -> tuple[Pairs, NDArray[np.int64]]:
+    def pairs(self, rows: slice = ALL) -> tuple[Pairs, Int64]:
         """The pairs of some items, by item, best first, and the rank of each within its item, from 1."""
         row, k = np.nonzero(self.point_IK[rows] >= 0)
         return Pairs(self.item_I[rows][row], self.point_IK[rows][row, k], self.score_IK[rows][row, k]), k + 1

@@ -17,9 +17,9 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 from tqdm import tqdm
 
+from espalier.arrays import Bool
 from espalier.bundle import Bundle
 from espalier.durable import atomic_write
 from espalier.errors import BundleNotFound, InvalidConfig
@@ -136,7 +136,7 @@ def _retention(bundle: Bundle, tree: Tree, assignment: Assignment, count: int) -
     return by_share(tree, counts.counts_I, counts.points, 4.0 if assignment.factor is None else assignment.factor, assignment.per_item)
 
 
-def _eligible(bundle: Bundle, text: str) -> NDArray[np.bool_]:
+def _eligible(bundle: Bundle, text: str) -> Bool:
     """bool[I]: the items that pass the filter."""
     try:
         conditions = json.loads(text)

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Array, Bool, Float32, Float64, Int64
 from espalier.chunks import Chunks
 from espalier.compiled_code import compiled
 from espalier.engines.reference import ranks_of
@@ -28,8 +28,6 @@ from espalier.packed_chunks import widened
 from espalier.scores import scores_of_ranks
 from espalier.text.sparse_rows import SparseRows
 from espalier.tree import Tree
-
-from ..arrays import Array, Float64
 
 SLOPE = -0.05
 """Change of the kept share from one level to the next, in the authors' code."""
@@ -41,11 +39,11 @@ HELD = 1 << 20
 class Pairs:
     """Items with points: item int64, point int64 (its position in the block), score float32; each pair once, by item."""
 
-    item: NDArray[np.int64]
-    point: NDArray[np.int64]
-    score: NDArray[np.float32]
+    item: Int64
+    point: Int64
+    score: Float32
 
-    def take(self, positions: NDArray[Any]) -> Pairs:
+    def take(self, positions: Array) -> Pairs:
         return Pairs(self.item[positions], self.point[positions], self.score[positions])
 
     @staticmethod
@@ -84,16 +82,14 @@ class _Visit(NamedTuple):
     """A node with the points that reached it, ascending, and their ranks."""
 
     node: int
-    points_R: NDArray[np.int64]
-    ranks_R: NDArray[np.float32]
+    points_R: Int64
+    ranks_R: Float32
 
 
 class Labelwise:
     """Predicts block after block. `eligible_I` bool[I]: whether an item passes the filter; `per_item`: most points of an item."""
 
-    def __init__(
-        self, trees: Sequence[ScoredTree], ranking: Ranking, eligible_I: NDArray[np.bool_], per_item: int, threads: int = 1
-    ) -> None:
+    def __init__(self, trees: Sequence[ScoredTree], ranking: Ranking, eligible_I: Bool, per_item: int, threads: int = 1) -> None:
         self._trees = [tree._replace(chunks=widened(tree.chunks)) for tree in trees]
         self._ranking, self._per_item, self._threads = ranking, per_item, threads
         self._eligible = [node_mask(tree.tree, eligible_I).eligible_N for tree in trees]
@@ -154,7 +150,7 @@ class Labelwise:
         items = self._items(t, leaves_C)
         return Pairs(items[column], visit.points_R[position], scores_of_ranks(self._ranking, ranks_RC[position, column]))
 
-    def _scores_below(self, t: int, points: SparseRows, visit: _Visit, pairs: Pairs) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    def _scores_below(self, t: int, points: SparseRows, visit: _Visit, pairs: Pairs) -> tuple[Int64, Float32]:
         """Positions and scores of the pairs with an item and a point of a last inner node. `pairs` are sorted by item, then by point."""
         leaves_C, ranks_RC = self._ranks(t, points, visit)
         items = self._items(t, leaves_C)
@@ -165,11 +161,11 @@ class Labelwise:
         is_present = visit.points_R[position] == pairs.point[pair_positions]
         return pair_positions[is_present], scores_of_ranks(self._ranking, ranks_RC[position[is_present], column[is_present]])
 
-    def _items(self, t: int, leaves_C: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _items(self, t: int, leaves_C: Int64) -> Int64:
         tree = self._trees[t].tree
         return tree.leaf_item[leaves_C - tree.leaf_offset]
 
-    def _ranks(self, t: int, points: SparseRows, visit: _Visit) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    def _ranks(self, t: int, points: SparseRows, visit: _Visit) -> tuple[Int64, Float32]:
         """A node's eligible children, and their ranks float32[R, C]; −inf where one is not finite."""
         tree, chunks, _ = self._trees[t]
         if not hasattr(self._of_thread, "row_of"):
@@ -184,7 +180,7 @@ class Labelwise:
         return children, np.where(np.isfinite(ranks_RC), ranks_RC, np.float32(-np.inf))
 
 
-def by_share(tree: Tree, count_I: NDArray[np.int64], points: int, factor: float, least: int) -> Retention:
+def by_share(tree: Tree, count_I: Int64, points: int, factor: float, least: int) -> Retention:
     """The rule of the paper: `factor` times the node's share of training points (Algorithm 1, F · frac(n)).
 
     count_I  int64[I]: training points of each item, of `points` in all. A node's points are the sum over its items. The paper counts a
@@ -226,7 +222,7 @@ def best_of_points(pairs: Pairs, per_point: int) -> Pairs:
     return pairs.take(is_best)
 
 
-def best_positions(ranks_R: NDArray[np.float32], most: int) -> NDArray[np.int64]:
+def best_positions(ranks_R: Float32, most: int) -> Int64:
     """Ascending positions of the `most` (at least 1) highest ranks, without −inf. At ties the lower position wins."""
     finite = np.flatnonzero(ranks_R > -np.inf)
     if len(finite) <= most:
@@ -235,7 +231,7 @@ def best_positions(ranks_R: NDArray[np.float32], most: int) -> NDArray[np.int64]
     cut = np.partition(ranks_F, len(finite) - most)[len(finite) - most]
     is_best_F = ranks_F > cut
     is_best_F[np.flatnonzero(ranks_F == cut)[: most - int(is_best_F.sum())]] = True
-    best: NDArray[np.int64] = finite[is_best_F]
+    best: Int64 = finite[is_best_F]
     return best
 
 

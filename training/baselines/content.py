@@ -20,10 +20,10 @@ from itertools import islice
 import numpy as np
 from scipy import sparse
 
+from espalier.arrays import Float32, Int64
 from espalier.errors import InvalidData
 from espalier.items import ItemTable
 
-from ..arrays import Float32, Int64
 from ..baselines.tuned_method import bytes_of, tune
 from ..data.item_content import text_kind
 from ..data.user_item_matrix import events_of_items, latest_items

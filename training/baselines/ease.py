@@ -20,13 +20,12 @@ from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import sparse
 from scipy.linalg import lapack
 
+from espalier.arrays import Float32, Int64
 from espalier.errors import InvalidConfig, InvalidData
 
-from ..arrays import Float32, Int64
 from ..baselines.tuned_method import bytes_of, tune
 from ..data.interactions import Interactions
 from ..data.user_item_matrix import damped_items, user_item_matrix
@@ -62,7 +61,7 @@ PROBE = 2500
 """Items of the matrix whose inversion is timed."""
 
 
-def answering(weights_II: Float32, users_I: NDArray[np.int64], options: Options, longest: int) -> Fitted:
+def answering(weights_II: Float32, users_I: Int64, options: Options, longest: int) -> Fitted:
     """B with the options that need no inversion. users_I: how many training users an item has.
 
     Items without training users have no score. If no item of the history has training users, no item has a score.

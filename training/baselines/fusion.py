@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from espalier.arrays import Int64
 from espalier.search import NO_ITEM
 
-from ..arrays import Int64
 from ..retrieval.scores import empty_rows, keep_best
 from ..retrieval.task import Fitted, Rank, Task
 from ..retrieval.tuning import Option, Options, search

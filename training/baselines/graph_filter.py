@@ -19,9 +19,9 @@ from functools import partial
 import numpy as np
 from scipy import sparse
 
+from espalier.arrays import Float32, Float64, Int64
 from espalier.errors import InvalidData
 
-from ..arrays import Float32, Float64, Int64
 from ..baselines.item_cf import COSINE
 from ..baselines.tuned_method import bytes_of, tune
 from ..data.user_item_matrix import damped_items

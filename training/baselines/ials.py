@@ -23,13 +23,12 @@ from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import sparse
 
+from espalier.arrays import Bool, Float32, Float64, Int64
 from espalier.errors import DeviceUnavailable, InvalidData
 from espalier.hardware import cores
 
-from ..arrays import Float32, Int64
 from ..baselines.tuned_method import bytes_of, tune
 from ..data.user_item_matrix import latest_items, user_item_matrix
 from ..neighbours.fit import fading
@@ -72,9 +71,7 @@ def answering(model: AlternatingLeastSquares, users_I: Int64, options: Options) 
     return Fitted(partial(best_then_popular, scores, popular_I), options, bytes_of(model.item_factors, trained_I, popular_I), 0.0)
 
 
-def scores_of(
-    model: AlternatingLeastSquares, trained_I: NDArray[np.bool_], weight_L: NDArray[np.float64], histories: Sequence[Int64]
-) -> Float32:
+def scores_of(model: AlternatingLeastSquares, trained_I: Bool, weight_L: Float64, histories: Sequence[Int64]) -> Float32:
     """float32[B, I]. trained_I: whether an item has training users; weight_L: weights of a history's last item, the one before it, …."""
     latest = [_latest(history[trained_I[history]], len(weight_L)) for history in histories]
     history_BI = sparse.csr_matrix(latest_items([items[::-1] for items in latest], weight_L, len(trained_I)))

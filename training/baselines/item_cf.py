@@ -16,7 +16,8 @@ from functools import partial
 
 import numpy as np
 
-from ..arrays import Int64
+from espalier.arrays import Int64
+
 from ..data.interactions import Interactions
 from ..neighbours.cooccurrence import LONGEST, count_pairs, lists_of
 from ..neighbours.fit import scored_pairs

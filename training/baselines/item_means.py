@@ -12,14 +12,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Array, Float32, Int64
 from espalier.errors import InvalidData
 
-from ..arrays import Float32, Int64
 from ..baselines.tuned_method import bytes_of, tune
 from ..data.user_item_matrix import events_of_items
 from ..deep.vector_start import item_means as means_of
@@ -62,10 +60,10 @@ def item_means(task: Task) -> Fitted:
         weight_I /= np.where(length_I > 0, length_I, 1) ** options["power"]
         weighed_IF = np.asarray(vectors_IF * weight_I[:, None], np.float32)
 
-        def scores(vectors: Sequence[NDArray[Any]]) -> Float32:
+        def scores(vectors: Sequence[Array]) -> Float32:
             return np.asarray((np.stack(vectors) - centre_F) @ weighed_IF.T, np.float32)
 
-        def rank(vectors: Sequence[NDArray[Any]], /, m: int, exclude_seen: bool) -> Int64:
+        def rank(vectors: Sequence[Array], /, m: int, exclude_seen: bool) -> Int64:
             return best_of_all(scores, len(weighed_IF), vectors, m, exclude_seen=False)  # vectors have seen nothing
 
         return Fitted(rank, options, bytes_of(centre_F, weighed_IF), 0.0)

@@ -22,13 +22,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from espalier.arrays import Int64
 from espalier.errors import InvalidConfig, InvalidData, InvalidInput
 from espalier.frames import as_table
 from espalier.items import ItemTable
 from espalier.logs.log_values import RowSource, table_row
 from espalier.search import padded
 
-from ..arrays import Int64
 from ..data.splits import EvaluationPair, Split
 from ..retrieval.task import Fitted, Method, Task
 

@@ -20,11 +20,11 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 
+from espalier.arrays import Int64
 from espalier.errors import EspalierError, InvalidConfig
 from espalier.items import Items
 from espalier.search import padded
 
-from ..arrays import Int64
 from ..retrieval.task import Fitted, Method, Task
 
 

@@ -27,10 +27,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from espalier.arrays import Float32, Int64
 from espalier.errors import InvalidData
 from espalier.queries import HistoryKind, pad_histories
 
-from ..arrays import Float32, Int64
 from ..baselines.proposal import Proposal
 from ..data.interactions import Interactions
 from ..data.splits import EvaluationPair, Split, without_seen

@@ -5,10 +5,10 @@ Legend: I items, S distinct negatives.
 
 from __future__ import annotations
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
+
+from espalier.arrays import Float64
 
 from ..deep.sequence.level_softmax import draw_counts
 
@@ -16,7 +16,7 @@ from ..deep.sequence.level_softmax import draw_counts
 class Proposal:
     """The distribution q that negatives are drawn from, ∝ weight_I (float64[I], positive)."""
 
-    def __init__(self, weight_I: NDArray[np.float64], device: torch.device) -> None:
+    def __init__(self, weight_I: Float64, device: torch.device) -> None:
         self.share_I = torch.from_numpy(weight_I / weight_I.sum()).to(device)
         self.upper_I = self.share_I.cumsum(0)
 

@@ -20,9 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from espalier.arrays import Float32, Int64
 from espalier.search import padded
 
-from ..arrays import Float32, Int64
 from ..baselines.proposal import Proposal
 from ..data.user_item_matrix import events_of_items
 from ..deep.directed_start import followers

@@ -20,15 +20,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.sparse import csr_array, diags_array
 
+from espalier.arrays import Array, Int64
 from espalier.errors import InvalidConfig
 from espalier.search import padded
 from espalier.text.endings import same_words
 from espalier.text.vectoriser import Vectoriser, words_of
 
-from ..arrays import Int64
 from ..baselines.tuned_method import bytes_of
 from ..data.csr import Csr, as_matrix
 from ..data.query_logs import LabelledTexts
@@ -41,7 +40,7 @@ METRIC = Metric("ndcg", 10)
 WEIGHTS = (0.0, 0.1, 0.3, 1.0, 3.0)
 """Weights of a column that BM25F tries."""
 NEIGHBOURS = Option("neighbours", (10, 30, 100, 300))
-Find = Callable[[str], tuple[Int64, NDArray[Any]]]
+Find = Callable[[str], tuple[Int64, Array]]
 """A text → the items that share something with it, in any order, and their scores."""
 
 
@@ -160,7 +159,7 @@ class WordIndex:
         idf_F = np.log1p((frequency.shape[0] - items_F + 0.5) / (items_F + 0.5))
         by_word = csr_array((frequency @ diags_array(idf_F)).T)
 
-        def find(query: str) -> tuple[Int64, NDArray[Any]]:
+        def find(query: str) -> tuple[Int64, Array]:
             total = np.zeros(by_word.shape[1])
             for word in self._numbers(query):
                 entries = slice(by_word.indptr[word], by_word.indptr[word + 1])
@@ -239,7 +238,7 @@ def centroids(task: TextTask) -> Fitted:
     def build(learned: Learned) -> SizedFinder:
         by_feature = csr_array(learned.centroids.T)
 
-        def find(text: str) -> tuple[Int64, NDArray[Any]]:
+        def find(text: str) -> tuple[Int64, Array]:
             scores = as_matrix(task.vectoriser.transform([text])) @ by_feature
             return scores.indices.astype(np.int64), scores.data
 
@@ -258,7 +257,7 @@ def query_neighbours(task: TextTask) -> Fitted:
         by_feature = csr_array(as_matrix(task.vectoriser.transform(learned.queries.texts)).T)
 
         def find_with(options: Options) -> Find:
-            def find(text: str) -> tuple[Int64, NDArray[Any]]:
+            def find(text: str) -> tuple[Int64, Array]:
                 scores = as_matrix(task.vectoriser.transform([text])) @ by_feature
                 nearest = np.argsort(-scores.data, kind="stable")[: options["neighbours"]]
                 vote_labels = labels[scores.indices[nearest]]

@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
+from espalier.arrays import Int64
 from espalier.bundle_files import sha256_of
 
-from ..arrays import Int64
 from ..compare.contest import FUSION, MOST_QUERIES, QUICK, RECIPE, REFUSALS, Contest, attempted, fused_methods, in_order, reason_of
 from ..compare.figures import Figures
 from ..compare.plan import Plan, is_judged

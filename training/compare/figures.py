@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 
+from espalier.arrays import Float64, Int64
 from espalier.errors import InvalidData
 
-from ..arrays import Float64, Int64
 from ..retrieval.task import Metric, Question, Rank
 
 BLOCK = 4096

@@ -19,15 +19,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from espalier.arrays import Array, Int64
 from espalier.bundle import WEIGHTS, Bundle
 from espalier.engines import open_engine
 from espalier.errors import InvalidConfig
 from espalier.queries import HistoryKind, QueryBatch, pad_histories
 from espalier.search import NO_ITEM, Engine, SearchParams, padded
 
-from ..arrays import Int64
 from ..deep.first_model import build_model
 from ..deep.fit import CURVE, steps_of
 from ..deep.fit import VALIDATION_QUERIES as QUERIES_OF_A_ROUND
@@ -90,7 +89,7 @@ class Recipe:
         """The recipe as a method with a serving beam, at most all leaves."""
         kind, beam = self.bundle.graph_kind, min(beam_size, self.bundle.tree.leaf_count)
 
-        def rank(queries: Sequence[NDArray[Any]], m: int, exclude_seen: bool) -> Int64:
+        def rank(queries: Sequence[Array], m: int, exclude_seen: bool) -> Int64:
             rows_BM = np.full((len(queries), m), NO_ITEM, np.int64)
             for start in range(0, len(queries), BATCH):
                 part = queries[start : start + BATCH]

@@ -20,11 +20,11 @@ from zipfile import BadZipFile
 
 import numpy as np
 
+from espalier.arrays import Int64
 from espalier.durable import atomic_write
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.hardware import hardware
 
-from ..arrays import Int64
 from ..compare.contest import FUSION, RECIPE, Entry, fused_methods
 from ..compare.figures import Difference, Figures, answered, figures_of, ms_per_query, paired
 from ..compare.verdict import Contestant, Field

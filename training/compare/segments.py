@@ -13,9 +13,9 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ..arrays import Int64
+from espalier.arrays import Array, Bool, Float64, Int64
+
 from ..compare.figures import standard_error
 from ..data.splits import EvaluationPair
 from ..retrieval.task import Metric
@@ -68,7 +68,7 @@ def _by_popularity(found_BM: Int64, pairs: Sequence[EvaluationPair], metric: Met
     return segments if len(segments) > 1 else []
 
 
-def _thirds(values: NDArray[Any]) -> list[tuple[int, int, NDArray[np.bool_]]]:
+def _thirds(values: Array) -> list[tuple[int, int, Bool]]:
     """Smallest and largest value of each third, and a mask of its values. Equal values stay together, so there may be fewer than three."""
     cuts = np.quantile(values, [1 / 3, 2 / 3], method="higher")
     third_of = np.searchsorted(cuts, values, side="right")
@@ -76,7 +76,7 @@ def _thirds(values: NDArray[Any]) -> list[tuple[int, int, NDArray[np.bool_]]]:
     return [(int(values[third].min()), int(values[third].max()), third) for third in thirds]
 
 
-def _segment(name: str, values_B: NDArray[np.float64]) -> dict[str, Any]:
+def _segment(name: str, values_B: Float64) -> dict[str, Any]:
     return {"of": name, "queries": len(values_B), "mean": float(values_B.mean()), "se": standard_error(values_B)}
 
 

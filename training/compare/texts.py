@@ -22,13 +22,13 @@ from typing import Any
 
 import numpy as np
 
+from espalier.arrays import Int64
 from espalier.bundle import Bundle
 from espalier.engines import open_engine
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.queries import TextKind, encode_texts
 from espalier.search import Engine, SearchParams
 
-from ..arrays import Int64
 from ..baselines.texts import METHODS, METRIC, Learned, TextTask
 from ..compare.contest import RECIPE, REFUSALS, Entry, reason_of
 from ..compare.figures import Figures

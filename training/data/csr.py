@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.sparse import csc_array, csr_array, load_npz
 
+from espalier.arrays import Array, Float32
 from espalier.errors import InvalidData
 from espalier.stored_arrays import row_blocks
 from espalier.text.sparse_rows import SparseRows
@@ -51,7 +51,7 @@ def normalised(matrix: Csr) -> Csr:
     return as_matrix(as_rows(matrix).normalised())
 
 
-def lengths(matrix: Csr) -> NDArray[np.float32]:
+def lengths(matrix: Csr) -> Float32:
     """float32[B]: the L2 norm of each row."""
     length_B = np.zeros(matrix.shape[0], np.float32)
     for first, end in row_blocks(matrix.indptr):
@@ -61,7 +61,7 @@ def lengths(matrix: Csr) -> NDArray[np.float32]:
     return length_B
 
 
-def scaled(matrix: Csr, factor_B: NDArray[Any]) -> Csr:
+def scaled(matrix: Csr, factor_B: Array) -> Csr:
     """float32[B, F]: each row times its factor. The indices are shared."""
     rows = as_rows(matrix)
     return as_matrix(replace(rows, values=rows.values * np.repeat(factor_B.astype(np.float32), np.diff(rows.indptr))))

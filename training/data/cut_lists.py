@@ -16,18 +16,17 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Bool, Int64
 from espalier.errors import InvalidData
 from espalier.logs.log_values import Stamps
 
-from ..arrays import Int64
 from ..data import grouping
 from ..data.grouping import user_chunks
 from ..data.interactions import Interactions
 from ..specification.splits import microseconds
 
-EventMask = Callable[[slice], NDArray[np.bool_]]
+EventMask = Callable[[slice], Bool]
 """A slice of the events of some whole users → whether each event stays."""
 
 LISTS_FILE = "lists.int32"
@@ -40,10 +39,10 @@ def first_events(interactions: Interactions, count_U: Int64) -> EventMask:
     """A mask of the first `count_U` events of each user."""
     offset_U1 = interactions.offset_U1
 
-    def is_first(events: slice) -> NDArray[np.bool_]:
+    def is_first(events: slice) -> Bool:
         first, last = np.searchsorted(offset_U1, [events.start, events.stop]).tolist()
         end = offset_U1[first:last] + count_U[first:last]
-        before: NDArray[np.bool_] = np.arange(events.start, events.stop) < np.repeat(end, np.diff(offset_U1[first : last + 1]))
+        before: Bool = np.arange(events.start, events.stop) < np.repeat(end, np.diff(offset_U1[first : last + 1]))
         return before
 
     return is_first
@@ -71,7 +70,7 @@ def with_events(interactions: Interactions, event_mask: EventMask, work: Path) -
     )
 
 
-def counts_by_user(true_E: NDArray[np.bool_], offset: Int64) -> Int64:
+def counts_by_user(true_E: Bool, offset: Int64) -> Int64:
     """How many events of each user are true. `true_E` has the events offset[0] … offset[−1] − 1."""
     before = np.concatenate([[0], np.cumsum(true_E)])
     counts: Int64 = np.diff(before[offset - offset[0]]).astype(np.int64)

@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ..arrays import Int32, Int64
+from espalier.arrays import Array, Bool, Int32, Int64
 
 CHUNK = 1 << 22
 """Events handled at a time (a single user may have more)."""
@@ -92,7 +91,7 @@ def _dealt(folder: Path, record: np.dtype[Any], row_of_code: Int32, cuts: Int64)
     return paths
 
 
-def _first_of_each(user: Int32, item: Int32) -> NDArray[np.bool_]:
+def _first_of_each(user: Int32, item: Int32) -> Bool:
     """Whether an event is the first of its user with its item."""
     first = np.zeros(len(user), np.bool_)
     order = np.lexsort((item, user))  # stable
@@ -102,7 +101,7 @@ def _first_of_each(user: Int32, item: Int32) -> NDArray[np.bool_]:
     return first
 
 
-def _blocks(file: Path, dtype: Any) -> Iterator[NDArray[Any]]:
+def _blocks(file: Path, dtype: Any) -> Iterator[Array]:
     with file.open("rb") as stream:
         while len(block := np.fromfile(stream, dtype, CHUNK)):
             yield block

@@ -24,14 +24,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
+from espalier.arrays import Bool, Float32, Int32, Int64
 from espalier.bundle_files import sha256_of
 from espalier.errors import InvalidData
 from espalier.logs.log_values import BadRows, Stamps
 from espalier.logs.parquet_logs import files_of, name_of
 
-from ..arrays import Int32, Int64
 from ..data import grouping
 from ..data.grouping import user_chunks
 from ..data.log_files import read_as, read_log
@@ -79,7 +78,7 @@ class Interactions:
     fingerprint: str
     order: Order
     time_of_event_E: Stamps | None = None
-    vectors_UF: NDArray[np.float32] | None = None
+    vectors_UF: Float32 | None = None
     bad_rows: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -220,7 +219,7 @@ def _kept_items(codes: _Codes, folder: Path, minimum: int) -> tuple[Int64, Int32
     return order, row
 
 
-def _write_kept(offset_U1: Int64, item_row: Int32, minimum: int, folder: Path, stamp_type: Any) -> tuple[NDArray[np.bool_], Int64]:
+def _write_kept(offset_U1: Int64, item_row: Int32, minimum: int, folder: Path, stamp_type: Any) -> tuple[Bool, Int64]:
     """Write the kept events of the users that stay, and their timestamps. Returns bool[U], whether a user stays, and their offsets."""
     count_U = np.zeros(len(offset_U1) - 1, np.int64)
     with ExitStack() as stack:

@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
+from espalier.arrays import Array, Bool
 from espalier.content.features import TEXT, ContentFeatures, value_hash
 from espalier.content_info import MOST_COLUMNS, ContentColumn, ContentInfo
 from espalier.errors import InvalidConfig, InvalidData
@@ -43,13 +43,13 @@ class ItemContent:
     """info, arrays: parameters that turn fields into features; rows: the features of every item."""
 
     info: ContentInfo
-    arrays: dict[str, NDArray[Any]]
+    arrays: dict[str, Array]
     rows: SparseRows
 
     @property
-    def known_I(self) -> NDArray[np.bool_]:
+    def known_I(self) -> Bool:
         """bool[I]: whether an item has more than the feature that all items have."""
-        known_I: NDArray[np.bool_] = np.diff(self.rows.indptr) > 1
+        known_I: Bool = np.diff(self.rows.indptr) > 1
         return known_I
 
 
@@ -125,7 +125,7 @@ def text_kind(kind: pa.DataType) -> Literal["string", "list"] | None:
     return "list" if is_list and is_text_type(kind.value_type) else None
 
 
-def _values(items: ItemTable, columns: Sequence[ContentColumn], most: int) -> dict[str, NDArray[Any]]:
+def _values(items: ItemTable, columns: Sequence[ContentColumn], most: int) -> dict[str, Array]:
     """The most frequent values that at least MIN_ITEMS items share, with their inverse document frequencies."""
     count: Counter[int] = Counter()
     for column in columns:

@@ -20,9 +20,9 @@ from typing import TextIO
 
 import numpy as np
 
+from espalier.arrays import Float32
 from espalier.errors import InvalidData
 
-from ..arrays import Float32
 from ..data.ranking_set import MAX_GRADE, RankingSet
 
 Pairs = Callable[[str, int, list[str]], list[str]]

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
+from espalier.arrays import Int64
 from espalier.errors import InvalidData
 from espalier.logs.log_events import LogBatch, events_of
 from espalier.logs.log_values import BadRows, Problem, Timestamps, as_text, unreadable_rows
@@ -97,15 +97,15 @@ def _lists(path: Path, log: ListsFormat, bad_rows: BadRows, block_bytes: int) ->
         raise InvalidData(*lone_line)
 
 
-def _lengths(lists: pa.Array) -> NDArray[np.int64]:
+def _lengths(lists: pa.Array) -> Int64:
     return np.asarray(pc.list_value_length(lists), np.int64)
 
 
-def _without(values: pa.Array, rows: NDArray[np.int64]) -> pa.Array:
+def _without(values: pa.Array, rows: Int64) -> pa.Array:
     return values.take(pa.array(np.delete(np.arange(len(values)), rows))) if len(rows) else values
 
 
-def _wrong_line(path: Path, number: NDArray[np.int64], lines: pa.Array, expected: str, row: int) -> Problem:
+def _wrong_line(path: Path, number: Int64, lines: pa.Array, expected: str, row: int) -> Problem:
     return Problem(f"{path.name}: line {number[row]}", lines[row].as_py(), expected)
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
+from espalier.arrays import Bool
 from espalier.errors import InvalidData
 from espalier.logs.log_columns import position_of
 from espalier.logs.log_values import BadRows, RowSource, table_row
@@ -58,7 +58,7 @@ def read_log(file: Path, query: str, item: str, numbers: Mapping[str, str], form
     )
     right_B = np.ones(len(frame), bool)
 
-    def check(role: str, right: NDArray[np.bool_], expected: str) -> None:
+    def check(role: str, right: Bool, expected: str) -> None:
         wrong = np.flatnonzero(right_B & ~right)
         bad_rows.add(f"wrong {role}", wrong, lambda row: source.problem(role, row, frame[role][row], expected))
         right_B[wrong] = False

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Float32, Int64
 from espalier.errors import InvalidData
 
 MAX_GRADE = 32
@@ -31,9 +31,9 @@ class RankingSet:
     Raises InvalidData if the arrays are not so.
     """
 
-    features_RF: NDArray[np.float32]
-    grades_R: NDArray[np.float32]
-    query_offset: NDArray[np.int64]
+    features_RF: Float32
+    grades_R: Float32
+    query_offset: Int64
     feature_names: tuple[str, ...]
     query_ids: tuple[str, ...] | None = None
 
@@ -65,7 +65,7 @@ class RankingSet:
     def rows_of(self, query: int) -> slice:
         return slice(int(self.query_offset[query]), int(self.query_offset[query + 1]))
 
-    def subset(self, queries: NDArray[np.int64]) -> RankingSet:
+    def subset(self, queries: Int64) -> RankingSet:
         """The queries at some positions (int64, at least one, each once), in that order."""
         if len(queries) == 0 or queries.min() < 0 or queries.max() >= len(self) or len(np.unique(queries)) != len(queries):
             raise InvalidData("queries", queries[:8].tolist(), f"different positions from 0 to {len(self) - 1}, at least one")

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from espalier.arrays import Bool, Float64
 from espalier.errors import InvalidData
 from espalier.label_counts import LabelCounts
 
-from ..arrays import Float64
 from ..data.csr import Csr
 from ..specification.linear import RelevanceOptions
 
@@ -31,8 +31,8 @@ def is_weight(weight: float) -> bool:
     return weight == 0 or SMALLEST <= weight <= LARGEST
 
 
-def are_weights(weights: NDArray[np.floating]) -> NDArray[np.bool_]:
-    are_valid: NDArray[np.bool_] = (weights == 0) | ((weights >= SMALLEST) & (weights <= LARGEST))
+def are_weights(weights: NDArray[np.floating]) -> Bool:
+    are_valid: Bool = (weights == 0) | ((weights >= SMALLEST) & (weights <= LARGEST))
     return are_valid
 
 

@@ -13,18 +13,16 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
+from espalier.arrays import Array, Bool, Float32, Int64
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.logs.log_values import DATED
 from espalier.wording import either
 
-from ..arrays import Int64
 from ..data.cut_lists import events_before, first_events, iso, moment_of, with_events
 from ..data.interactions import Interactions, read_interactions
 from ..specification.log_format import LogFormat, TableFormat
@@ -54,10 +52,10 @@ class EvaluationPair:
     user: int
     history: Int64
     relevant: Int64
-    vector: NDArray[np.float32] | None = None
+    vector: Float32 | None = None
 
     @property
-    def query(self) -> NDArray[Any]:
+    def query(self) -> Array:
         return self.history if self.vector is None else self.vector
 
 
@@ -116,14 +114,14 @@ def split_log(interactions: Interactions, config: SplitConfig, log_format: LogFo
     return replace(split, validation=validation, test=test)
 
 
-def _long_lists(interactions: Interactions, log_format: LogFormat) -> NDArray[np.bool_]:
+def _long_lists(interactions: Interactions, log_format: LogFormat) -> Bool:
     """bool[U]: the users that may be held out. The others are learned from."""
     length_U = np.diff(interactions.offset_U1)
     if log_format.min_user_events != "auto":
         return np.ones(interactions.user_count, np.bool_)
     fewest_users, half = min(HELD_OUT_USERS, interactions.user_count), length_U.sum() / 2
     for least in HELD_OUT_EVENTS:
-        long_U: NDArray[np.bool_] = length_U >= least
+        long_U: Bool = length_U >= least
         if np.count_nonzero(long_U) >= fewest_users and length_U[long_U].sum() >= half:
             break
     if not long_U.all():
@@ -132,14 +130,14 @@ def _long_lists(interactions: Interactions, log_format: LogFormat) -> NDArray[np
     return long_U
 
 
-def drawn_items(items: int, share: float, seed: int) -> NDArray[np.bool_]:
+def drawn_items(items: int, share: float, seed: int) -> Bool:
     """bool[I]: ⌊share · I⌋ items at random, at least one."""
     drawn_I = np.zeros(items, np.bool_)
     drawn_I[np.random.default_rng([seed, 5]).permutation(items)[: max(1, int(share * items))]] = True
     return drawn_I
 
 
-def _without_events(split: Split, hidden_I: NDArray[np.bool_], work: Path) -> Split:
+def _without_events(split: Split, hidden_I: Bool, work: Path) -> Split:
     """The split without the hidden items in its lists. Queries stay as they are; users without an event drop out."""
 
     def remaining(lists: Interactions, users: Int64, folder: Path) -> tuple[Interactions, Int64]:
@@ -152,7 +150,7 @@ def _without_events(split: Split, hidden_I: NDArray[np.bool_], work: Path) -> Sp
     return replace(split, lists=lists, train=train, final=final)
 
 
-def _by_user(interactions: Interactions, long_U: NDArray[np.bool_], config: UserSplit, seed: int) -> Split:
+def _by_user(interactions: Interactions, long_U: Bool, config: UserSplit, seed: int) -> Split:
     """Random users: of a seeded permutation of those with long lists, the first ⌊share · users⌋ are test users, the next are validation
     users; all others train.
     """
@@ -170,16 +168,14 @@ def _by_user(interactions: Interactions, long_U: NDArray[np.bool_], config: User
     return Split(interactions, user_groups[2], validation=queries[1], test=queries[0], config=config)
 
 
-def _last(interactions: Interactions, long_U: NDArray[np.bool_], config: LastSplit, work: Path, seed: int) -> Split:
+def _last(interactions: Interactions, long_U: Bool, config: LastSplit, work: Path, seed: int) -> Split:
     """Leave one out. Short lists, and those of fewer than three events, are training lists as a whole."""
     length_U = np.diff(interactions.offset_U1)
     hidden_U = (long_U & (length_U >= 3)).astype(np.int64)
     return _cut(interactions, long_U, (length_U - 2 * hidden_U, length_U - hidden_U), config, work, seed)
 
 
-def _by_date(
-    interactions: Interactions, long_U: NDArray[np.bool_], config: DateSplit, log_format: LogFormat, work: Path, seed: int
-) -> Split:
+def _by_date(interactions: Interactions, long_U: Bool, config: DateSplit, log_format: LogFormat, work: Path, seed: int) -> Split:
     """Queries are users with events before a date and from it on. Users without earlier events have no history and are no queries."""
     time_E = interactions.time_of_event_E
     if time_E is None:
@@ -202,9 +198,7 @@ def _by_date(
     return split
 
 
-def _cut(
-    interactions: Interactions, long_U: NDArray[np.bool_], cuts: tuple[Int64, Int64], config: SplitConfig, work: Path, seed: int
-) -> Split:
+def _cut(interactions: Interactions, long_U: Bool, cuts: tuple[Int64, Int64], config: SplitConfig, work: Path, seed: int) -> Split:
     """Relevant are, for validation, the events between both cuts, for the test, those after the second. Users need earlier events.
 
     cuts  for each user, how many events lie before the first cut, and before the second
@@ -279,7 +273,7 @@ def _second_log(config: FileSplit, log_format: LogFormat, work: Path) -> Interac
     return read_interactions(config.test, log_format.model_copy(update={"min_user_events": 1, "min_item_events": 1}), work)
 
 
-def _hidden(interactions: Interactions, share: float, users: int, seed: int) -> tuple[list[EvaluationPair], NDArray[np.bool_]]:
+def _hidden(interactions: Interactions, share: float, users: int, seed: int) -> tuple[list[EvaluationPair], Bool]:
     """Validation queries, and bool[E]: the training events. Of a drawn user at least one event is hidden, and at least one stays."""
     rng, offset_U1 = np.random.default_rng([seed, 4]), interactions.offset_U1
     kept_E = np.ones(interactions.event_count, np.bool_)

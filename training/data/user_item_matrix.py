@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import sparse
 
+from espalier.arrays import Bool, Float64, Int32, Int64
 from espalier.compiled_code import compiled
 
-from ..arrays import Int64
 from ..data.interactions import Interactions
 
 
@@ -26,7 +25,7 @@ def user_item_matrix(interactions: Interactions, users: Int64) -> sparse.csr_arr
     return matrix
 
 
-def latest_items(histories: Sequence[Int64], weight_L: NDArray[np.float64], items: int) -> sparse.csr_array[np.float32]:
+def latest_items(histories: Sequence[Int64], weight_L: Float64, items: int) -> sparse.csr_array[np.float32]:
     """float32[len(histories), I]: the weights of each history's last L items, weight_L[0] for the last one.
 
     An item that a history has twice is stored twice; products of the matrix add its weights.
@@ -37,9 +36,7 @@ def latest_items(histories: Sequence[Int64], weight_L: NDArray[np.float64], item
     return sparse.csr_array((weights, np.concatenate([np.zeros(0, np.int64), *latest]), offset), shape=(len(latest), items))
 
 
-def damped_items(
-    histories: Sequence[Int64], weight_L: NDArray[np.float64], row_I: NDArray[np.float64], known_I: NDArray[np.bool_]
-) -> tuple[sparse.csr_array[np.float32], NDArray[np.bool_]]:
+def damped_items(histories: Sequence[Int64], weight_L: Float64, row_I: Float64, known_I: Bool) -> tuple[sparse.csr_array[np.float32], Bool]:
     """float32[B, I], `latest_items` times row_I; and bool[B], whether some item of a history is among known_I."""
     history_BI = latest_items(histories, weight_L, len(row_I))
     known_B = history_BI.astype(np.bool_) @ known_I
@@ -52,7 +49,7 @@ def users_of_items(interactions: Interactions, users: Int64) -> Int64:
     return np.bincount(user_item_matrix(interactions, users).indices, minlength=interactions.item_count)
 
 
-def events_of_items(interactions: Interactions, users: Int64) -> NDArray[np.float64]:
+def events_of_items(interactions: Interactions, users: Int64) -> Float64:
     """float64[I]: how many events of `users` each item has."""
     count_I = np.zeros(interactions.item_count, np.int64)
     begin_U, end_U = interactions.offset_U1[users], interactions.offset_U1[users + 1]
@@ -61,7 +58,7 @@ def events_of_items(interactions: Interactions, users: Int64) -> NDArray[np.floa
 
 
 @compiled()
-def _add_events(item_E: NDArray[np.int32], begin_U: Int64, end_U: Int64, count_I: Int64) -> None:
+def _add_events(item_E: Int32, begin_U: Int64, end_U: Int64, count_I: Int64) -> None:
     for user in range(len(begin_U)):
         for event in range(begin_U[user], end_U[user]):
             count_I[item_E[event]] += 1

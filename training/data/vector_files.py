@@ -18,13 +18,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from espalier.arrays import Float32, Int64
 from espalier.errors import InvalidData
 from espalier.logs.log_events import LogBatch
 from espalier.logs.log_values import RowSource, empty_rows
 from espalier.logs.parquet_logs import parquet_batches
 from espalier.queries import MAX_VECTOR_WIDTH
 
-from ..arrays import Float32, Int64
 from ..specification.log_format import VectorsFormat
 
 log = logging.getLogger(__name__)

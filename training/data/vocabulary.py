@@ -12,9 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from espalier.arrays import Array, Int32, Int64
 from espalier.compiled_code import compiled
-
-from ..arrays import Array, Int32, Int64
 
 EMPTY = -1
 """An empty slot of the table; the code of a null row."""

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple, cast
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.sparse import csr_array, vstack
 
+from espalier.arrays import Bool, Float32, Float64, Int64
 from espalier.errors import InvalidData, InvalidQuery
 from espalier.text.sparse_rows import SparseRows
 
@@ -64,30 +64,30 @@ class LabelledPoints:
 
     points: Csr
     labels: Csr
-    seen_B: NDArray[np.bool_] | None = None
-    own_B: NDArray[np.bool_] | None = None
+    seen_B: Bool | None = None
+    own_B: Bool | None = None
 
     def __len__(self) -> int:
         return self.points.shape[0]
 
-    def take(self, rows: NDArray[np.int64]) -> LabelledPoints:
+    def take(self, rows: Int64) -> LabelledPoints:
         marks = (None if mark_B is None else mark_B[rows] for mark_B in (self.seen_B, self.own_B))
         return LabelledPoints(self.points[rows], self.labels[rows], *marks)
 
     @property
-    def unseen(self) -> NDArray[np.int64]:
+    def unseen(self) -> Int64:
         """The positions of the points that may be held out."""
         return np.arange(len(self)) if self.seen_B is None else np.flatnonzero(~self.seen_B)
 
     @property
-    def asked(self) -> NDArray[np.int64]:
+    def asked(self) -> Int64:
         """The positions of the points that are users' queries."""
         return np.arange(len(self)) if self.own_B is None else np.flatnonzero(~self.own_B)
 
-    def weights_of(self, b: int) -> NDArray[np.float32]:
+    def weights_of(self, b: int) -> Float32:
         return self.labels.data[self.labels.indptr[b] : self.labels.indptr[b + 1]].astype(np.float32)
 
-    def labels_of(self, b: int) -> NDArray[np.int64]:
+    def labels_of(self, b: int) -> Int64:
         return self.labels.indices[self.labels.indptr[b] : self.labels.indptr[b + 1]].astype(np.int64)
 
 
@@ -250,7 +250,7 @@ def _labels(location: str, text: bytes, label_count: int) -> dict[int, float]:
     return {label: weight_of[label] for label in labels if weight_of[label] > 0}
 
 
-def _numbers(path: Path, feature_texts: list[bytes], first: int) -> NDArray[np.float64]:
+def _numbers(path: Path, feature_texts: list[bytes], first: int) -> Float64:
     """Feature, value, feature, value … of all points."""
     numbers = _parsed(b" ".join(feature_texts))
     if numbers is None:
@@ -259,7 +259,7 @@ def _numbers(path: Path, feature_texts: list[bytes], first: int) -> NDArray[np.f
     return numbers
 
 
-def _parsed(text: bytes) -> NDArray[np.float64] | None:
+def _parsed(text: bytes) -> Float64 | None:
     """The numbers of feature:value pairs with blanks between them; None for other text, and for features that are not whole."""
     character = np.frombuffer(b" " + text + b" ", np.uint8)
     is_blank, is_colon = character <= ord(" "), character == ord(":")

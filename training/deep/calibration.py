@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
 
+from espalier.arrays import Bool, Float32, Float64, Int64
 from espalier.manifest import MAX_KNOTS, Calibration
 
 MIN_HITS = 20
@@ -26,9 +26,7 @@ LEAST_SLOPE = 1e-6
 """Least rise of log-odds for a key one standard deviation larger: scores must rise with keys, even if hits do not."""
 
 
-def calibrate(
-    rows_BM: NDArray[np.int64], keys_BM: NDArray[np.float32], relevant: Sequence[NDArray[np.int64]], heavy_tailed: bool = False
-) -> Calibration:
+def calibrate(rows_BM: Int64, keys_BM: Float32, relevant: Sequence[Int64], heavy_tailed: bool = False) -> Calibration:
     """A fit of "the item is relevant" on the key, over all returned items.
 
     heavy_tailed  fit a piecewise linear function if there are hits for two bins; otherwise Platt's logistic function
@@ -46,7 +44,7 @@ def calibrate(
     return Calibration(slope=max(float(fit.coef_[0, 0]), LEAST_SLOPE) / scale, intercept=float(fit.intercept_[0]))
 
 
-def piecewise(keys_R: NDArray[np.float64], hits_R: NDArray[np.bool_]) -> tuple[tuple[float, float], ...]:
+def piecewise(keys_R: Float64, hits_R: Bool) -> tuple[tuple[float, float], ...]:
     """(key, log-odds) of at most MAX_KNOTS knots, both ascending; none if isotonic regression leaves fewer than two bins.
 
     A bin's knot is at its median key, which its largest keys do not move. Isotonic regression merges neighbouring bins whose rate falls.

@@ -19,13 +19,12 @@ from functools import partial
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from espalier.arrays import Bool, Float32
 from espalier.text.sparse_rows import SparseRows
 from espalier.tree import Tree
 
-from ..arrays import Float32
 from ..data.csr import as_matrix
 from ..deep.parallel import process, processes
 from ..deep.scorers.model import NodeScorer
@@ -48,7 +47,7 @@ class ContentRows:
     drop    share of the seen items whose own part counts as 0 in a step
     """
 
-    def __init__(self, rows: SparseRows, topology: Topology, seen_I: NDArray[np.bool_], drop: float) -> None:
+    def __init__(self, rows: SparseRows, topology: Topology, seen_I: Bool, drop: float) -> None:
         device = topology.device
         self._topology, self._drop = topology, drop
         self._start_I1, self._feature_E, self._value_E = (
@@ -110,7 +109,7 @@ class ContentRows:
         return [(rows_nD[block[0] : block[-1] + 1], block * processes() + process()) for block in positions.split(BLOCK) if len(block)]
 
 
-def add_content(model: NodeScorer, features: SparseRows, tree: Tree, seen_I: NDArray[np.bool_], fitted: bool) -> None:
+def add_content(model: NodeScorer, features: SparseRows, tree: Tree, seen_I: Bool, fitted: bool) -> None:
     """Give a model its W, and set the rows of items that no training user touched to c · W.
 
     fitted  whether W is fitted to the first rows of the touched items; otherwise it is 0
@@ -149,12 +148,12 @@ def _table(model: NodeScorer) -> nn.Parameter:
     return model.content_table
 
 
-def predict_vectors(features: SparseRows, vectors_ID: Float32, known_I: NDArray[np.bool_]) -> Float32:
+def predict_vectors(features: SparseRows, vectors_ID: Float32, known_I: Bool) -> Float32:
     """float32[I, D]: the vector of each item as its content predicts it, learned from the items in known_I."""
     return np.asarray(as_matrix(features) @ ridge(features, vectors_ID, known_I), np.float32)
 
 
-def ridge(features: SparseRows, targets_ID: Float32, known_I: NDArray[np.bool_]) -> Float32:
+def ridge(features: SparseRows, targets_ID: Float32, known_I: Bool) -> Float32:
     """float32[F, D]: argmin Σ_{i known} ‖c(i) · W − t(i)‖² + PENALTY · ‖W‖², by conjugate gradients, all columns at once."""
     matrix = as_matrix(features.take(np.flatnonzero(known_I))).astype(np.float64)
     transposed = matrix.T.tocsr()

@@ -13,9 +13,10 @@ Legend: I items, D width.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.sparse import csr_array
 from sklearn.utils.extmath import randomized_svd
+
+from espalier.arrays import Float32, Int64
 
 from ..data.interactions import Interactions
 from ..neighbours.cooccurrence import count_pairs, lists_of
@@ -30,7 +31,7 @@ MOST_PAIRS = 1 << 24
 ITERATIONS = 7
 
 
-def followers(interactions: Interactions, users: NDArray[np.int64], width: int, seed: int) -> NDArray[np.float32]:
+def followers(interactions: Interactions, users: Int64, width: int, seed: int) -> Float32:
     """float32[I, D = width, or I where that is less]: e of each item; zero for items that follow nothing in the lists of `users`."""
     items = interactions.item_count
     counts = count_pairs(lists_of(interactions, users), fading(NEAR, WINDOW), most_pairs=MOST_PAIRS)

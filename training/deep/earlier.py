@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from espalier.arrays import Bool, Int64
 from espalier.bundle import WEIGHTS, Bundle
 from espalier.errors import BundleNotFound, InvalidConfig
 from espalier.items import ItemTable
@@ -24,7 +24,6 @@ from espalier.live.folded_chunks import folded_tree
 from espalier.queries import VectorKind
 from espalier.tree import EMPTY_LEAF, Tree
 
-from ..arrays import Int64
 from ..data.interactions import Interactions
 from ..data.splits import LEARNED_VALIDATION
 from ..deep.jtm import Likelihood, Matching, sum_below
@@ -198,7 +197,7 @@ def _check_queries(bundle: Bundle, interactions: Interactions) -> None:
         raise InvalidConfig("earlier_model", str(bundle.path), f"{expected}, as the log's queries are")
 
 
-def _room(tree: Tree, empty: NDArray[np.bool_], branching: int) -> Int64:
+def _room(tree: Tree, empty: Bool, branching: int) -> Int64:
     """int64[N]: how many new items each node's subtree can take: its empty leaves, and the leaves that can still be added."""
     span = tree.level(tree.height - 1)
     count_P = np.diff(tree.first_child[span.start : span.stop + 1])

@@ -21,6 +21,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
+from espalier.arrays import Float32
 from espalier.bundle import Bundle
 from espalier.bundle_writer import ContentParts, GraphContent, Graphs, write_bundle
 from espalier.engines.runtime import ort
@@ -34,7 +35,6 @@ from espalier.queries import HistoryKind, Kind, QueryBatch, VectorKind
 from espalier.search import Engine, SearchParams
 from espalier.tree import Tree
 
-from ..arrays import Float32
 from ..data.item_content import ItemContent
 from ..data.splits import LEARNED_VALIDATION, EvaluationPair, Split
 from ..deep.content_rows import content_graph

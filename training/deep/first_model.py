@@ -14,13 +14,12 @@ import logging
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
+from espalier.arrays import Float32, Float64
 from espalier.queries import VectorKind
 from espalier.tree import Tree
 
-from ..arrays import Float32
 from ..data.user_item_matrix import events_of_items
 from ..deep.content_rows import add_content
 from ..deep.directed_start import followers
@@ -147,7 +146,7 @@ def rows_from_embeddings(tree: Tree, embeddings_ID: Float32, std: float) -> Floa
     return rows_ND
 
 
-def _means_below(tree: Tree, values_IK: NDArray[np.float64]) -> NDArray[np.float64]:
+def _means_below(tree: Tree, values_IK: Float64) -> Float64:
     """float64[N, K]: means over the items below."""
     leaves_nK = np.zeros((tree.leaf_count, values_IK.shape[1]))
     leaves_nK[tree.leaf_of_item - tree.leaf_offset] = values_IK
@@ -156,7 +155,7 @@ def _means_below(tree: Tree, values_IK: NDArray[np.float64]) -> NDArray[np.float
     return means_NK
 
 
-def popularity_biases(tree: Tree, events_I: NDArray[np.float64], gamma: float) -> Float32:
+def popularity_biases(tree: Tree, events_I: Float64, gamma: float) -> Float32:
     """float32[N]: biases with which every node ranks by the log of the events below it; one event more for every item.
 
     rank(n) = b(n) + γ · rank(parent(n)), so b(n) = log p(n) − γ · log p(parent(n)), p the share of all events; 0 for nodes without items.

@@ -11,15 +11,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Float32, Int64
 from espalier.errors import InvalidData
 
-from ..arrays import Int64
 from ..data.interactions import Interactions
 from ..specification.deep import InstanceConfig
 
-QueryRows = Int64 | NDArray[np.float32]
+QueryRows = Int64 | Float32
 """Queries before the model: int64[B, T] item rows of histories, −1 = padding in front, or float32[B, F] vectors."""
 
 

@@ -33,9 +33,9 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 from tqdm import tqdm
 
+from espalier.arrays import Bool, Float32, Int64
 from espalier.tree import EMPTY_LEAF, Tree
 
-from ..arrays import Float32, Int64
 from ..deep.jtm_samples import Samples
 from ..deep.queries import states_of
 from ..deep.scorers.model import NodeScorer
@@ -208,7 +208,7 @@ class Matching:
                 bar.update(block.stop - block.start)
 
 
-def assign(weight_IC: Float32, parent_I: Int64, room_PC: Int64, home_I: Int64, seen_I: NDArray[np.bool_]) -> Int64:
+def assign(weight_IC: Float32, parent_I: Int64, room_PC: Int64, home_I: Int64, seen_I: Bool) -> Int64:
     """int64[I]: a column for every item, at most room_PC items in each, with a large sum of weights (JTM's greedy with rebalancing).
 
     weight_IC  float32[I, C]

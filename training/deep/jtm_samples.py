@@ -10,11 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Bool, Float32, Int32, Int64
 from espalier.errors import InvalidData
 
-from ..arrays import Int32, Int64
 from ..data.interactions import Interactions
 from ..deep.instances import QueryRows
 
@@ -36,7 +35,7 @@ class Samples:
     history_ST: Int32
     target_S: Int64
     query_S: Int64 | None = None
-    vectors_UF: NDArray[np.float32] | None = None
+    vectors_UF: Float32 | None = None
 
     def queries(self, block: slice) -> QueryRows:
         """The queries of some samples."""
@@ -45,9 +44,7 @@ class Samples:
         return self.history_ST[block].astype(np.int64)
 
 
-def draw_samples(
-    interactions: Interactions, users: Int64, length: int, most: int, *, seed: int, wanted_I: NDArray[np.bool_] | None = None
-) -> Samples:
+def draw_samples(interactions: Interactions, users: Int64, length: int, most: int, *, seed: int, wanted_I: Bool | None = None) -> Samples:
     """Every event of `users` (pass training users) with the history before it, or `most` random ones; a first event is no sample.
     Where lists have no order: every event of a list of at least two, with a random part of the list's other events as its history.
     Where users are vectors: every event, with the vector.
@@ -96,7 +93,7 @@ class _NumberedEvents:
         user_S = np.searchsorted(self._stop_U, number_S, side="right")
         return user_S, self.begin_U[user_S] + self.length_U[user_S] - (self._stop_U[user_S] - number_S)
 
-    def with_target(self, target_I: NDArray[np.bool_]) -> Int64:
+    def with_target(self, target_I: Bool) -> Int64:
         """The numbers of the events whose item is a target (bool[I]), ascending."""
         blocks = (np.arange(start, min(start + KEYS, self.count)) for start in range(0, self.count, KEYS))
         return np.concatenate([block[target_I[self._item_of_event_E[self.user_and_event(block)[1]]]] for block in blocks])

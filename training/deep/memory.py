@@ -18,15 +18,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Array, Float32, Int64
 from espalier.compiled_code import compiled
 from espalier.manifest import MemoryFormula
 from espalier.memory import MAX_VISITS, Memory
 from espalier.memory_lists import MemoryLists
 from espalier.stored_numbers import stored
 
-from ..arrays import Array
 from ..data.splits import Split
 from ..deep.prepare import Prepared
 from ..neighbours.fit import WEIGHED, Neighbours, fading, fit_neighbours, neighbours, neighbours_of
@@ -97,12 +96,12 @@ class MemorySource:
         formula = MemoryFormula(**{name: self.options[name] for name in FORMULA}, unit=self.largest)
         return Memory(lists.offset_I1, lists.item_N, value_N, weight_T, key_weight=1.0, formula=formula)
 
-    def weights(self, per_item: int, recency: float, length: int) -> NDArray[np.float32]:
+    def weights(self, per_item: int, recency: float, length: int) -> Float32:
         """w_d of `memory` with the same arguments, times the unit."""
         weight = fading(recency, min(length, MAX_VISITS // max(1, min(per_item, self.longest))))
         return weight[weight >= LEAST_WEIGHT].astype(np.float32)
 
-    def lengths(self, per_item: int) -> NDArray[np.int64]:
+    def lengths(self, per_item: int) -> Int64:
         """int64[I]: how many neighbours each item has in `memory` with the same arguments."""
         return np.minimum(np.diff(self.lists.offset_I1), per_item)
 

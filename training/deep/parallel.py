@@ -14,12 +14,11 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
-from numpy.typing import NDArray
 from torch import Tensor
 
+from espalier.arrays import Float64
 from espalier.errors import InvalidConfig
 from espalier.tree import Tree
 
@@ -104,12 +103,12 @@ def average(values: Tensor) -> Tensor:
     return values
 
 
-def gathered_values(process_values: NDArray[np.float64], count: int, device: torch.device) -> NDArray[np.float64]:
+def gathered_values(process_values: Float64, count: int, device: torch.device) -> Float64:
     """float64[count]: all values; process p of P passes those with numbers p, p + P, …. They are exact, so means do not depend on P."""
     if processes() == 1:
         return process_values
     all_values = torch.zeros(count, dtype=torch.float64, device=device)
     all_values[process() :: processes()] = torch.from_numpy(process_values).to(device)
     dist.all_reduce(all_values)
-    values: NDArray[np.float64] = all_values.cpu().numpy()
+    values: Float64 = all_values.cpu().numpy()
     return values

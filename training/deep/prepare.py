@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from espalier.arrays import Bool, Float32
 from espalier.bundle import Bundle
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.items import ItemTable
@@ -81,7 +81,7 @@ class Prepared:
         return self.split.lists
 
     @cached_property
-    def seen_I(self) -> NDArray[np.bool_]:
+    def seen_I(self) -> Bool:
         """bool[I]: the items that a training user touched."""
         return events_of_items(self.split.lists, self.split.train) > 0
 
@@ -175,14 +175,14 @@ def relearn_tree(seed: int, tree: JtmTree, prepared: Prepared, earlier: EarlierM
     return learned_tree.tree
 
 
-def leaf_rows(bundle: Bundle, items: ItemTable) -> NDArray[np.float32]:
+def leaf_rows(bundle: Bundle, items: ItemTable) -> Float32:
     """float32[I, D]: the leaf rows of these items in a bundle, zero for items that it lacks."""
     row = bundle.items.rows_of(items.column("id").to_pylist())
     leaves = bundle.tree.leaf_of_item[row]
     return np.where((row >= 0)[:, None], bundle.node_rows_ND[leaves], 0).astype(np.float32)
 
 
-def item_embeddings(prepared: Prepared, width: int, seed: int) -> NDArray[np.float32]:
+def item_embeddings(prepared: Prepared, width: int, seed: int) -> Float32:
     """float32[I, D]: co-occurrence embeddings of all items from training users, or means of the vectors that lead to them.
 
     D is less than `width` only for tiny catalogues and short vectors.
@@ -198,7 +198,7 @@ def item_embeddings(prepared: Prepared, width: int, seed: int) -> NDArray[np.flo
     return with_unseen(embeddings, prepared, seed)
 
 
-def with_new(rows_ID: NDArray[np.float32], prepared: Prepared, seed: int) -> NDArray[np.float32]:
+def with_new(rows_ID: Float32, prepared: Prepared, seed: int) -> Float32:
     """Leaf rows of an earlier model at unit length, with zero rows replaced: by the prediction from co-occurrence, which knows new items.
 
     Ridge regression over the items with a row predicts it from an item's embedding.
@@ -212,7 +212,7 @@ def with_new(rows_ID: NDArray[np.float32], prepared: Prepared, seed: int) -> NDA
     return np.where(known_I[:, None], unit_ID, embeddings_ID @ weights).astype(np.float32)
 
 
-def with_unseen(embeddings_ID: NDArray[np.float32], prepared: Prepared, seed: int) -> NDArray[np.float32]:
+def with_unseen(embeddings_ID: Float32, prepared: Prepared, seed: int) -> Float32:
     """The embeddings, with zero rows replaced: by the prediction from the item's content if it has any, else by another item's row."""
     content = prepared.content
     if content is not None:

@@ -23,8 +23,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Float32, Int64
 from espalier.errors import InvalidData
 from espalier.manifest import Calibration, Ranking
 from espalier.memory import BUCKETS, Memory, bucket_of
@@ -92,11 +92,11 @@ class ReweighedSearches:
 
     def __init__(self, searches: Searches, without_memory: Options, first_memory: Memory) -> None:
         self._searches, self._candidates = searches, CandidateLeaves(searches)
-        self._mem: dict[tuple[Any, ...], NDArray[np.float32]] = {}
+        self._mem: dict[tuple[Any, ...], Float32] = {}
         self.add(searches.answers(without_memory))
         self.add(most_remembered(searches.lists(first_memory), searches.topology, searches.ms[-1]))
 
-    def add(self, rows_BM: NDArray[np.int64]) -> None:
+    def add(self, rows_BM: Int64) -> None:
         """Add the answers of a search."""
         self._candidates.add(rows_BM)
         self._mem = {}

@@ -17,10 +17,10 @@ from collections.abc import Iterable
 import numpy as np
 import torch
 
+from espalier.arrays import Float32, Int64
 from espalier.memory_lists import MemoryLists
 from espalier.search import padded
 
-from ..arrays import Float32, Int64
 from ..deep.searches import Searches
 from ..deep.topology import Topology
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Float32, Int64
 from espalier.masks.eligibility import eligible_nodes, unrestricted_mask
 from espalier.memory import Memory
 from espalier.memory_lists import MemoryLists, MemoryTree
@@ -83,7 +83,7 @@ class Searches:
         is_counted_BT = (rows >= 0) & (position_BT <= positions)
         return float(length_I[rows[is_counted_BT]].sum()) / len(rows)
 
-    def ranked(self, gamma: float, memory: Memory | None, m: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    def ranked(self, gamma: float, memory: Memory | None, m: int) -> tuple[Int64, Float32]:
         """int64[B, M] item rows and float32[B, M] keys of all queries."""
         memory_tree, weight = (None, 0.0) if memory is None else (MemoryTree(memory, self.topology.tree), memory.key_weight)
         remaining = (self._without_left_out(block, memory_tree) for block in self.blocks)
@@ -104,13 +104,13 @@ class Searches:
             self.answers(options)
         return self.figures[key]
 
-    def answers(self, options: Options) -> NDArray[np.int64]:
+    def answers(self, options: Options) -> Int64:
         """int64[B, M]: the item rows that a search with these options finds. Caches their figures."""
         rows_BM, _ = self.ranked(options["gamma"], self.memory(options), self.ms[-1])
         self.figures[tuple(sorted(options.items()))] = self.figures_of(rows_BM)
         return rows_BM
 
-    def figures_of(self, rows_BM: NDArray[np.int64]) -> Figures:
+    def figures_of(self, rows_BM: Int64) -> Figures:
         """The figures of answers."""
         return Figures(np.stack([precision_recall_f(rows_BM, self.relevant, m)[1] for m in self.ms]))
 

@@ -5,13 +5,12 @@ Legend: B queries, T history, P positives of a query, C candidates, K beam, N no
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from espalier.arrays import Array, Bool
 from espalier.masks.eligibility import node_mask
 from espalier.tree import Tree
 
@@ -29,7 +28,7 @@ class Topology:
     eligible_I  bool[I]: the items that a search may return; None: all
     """
 
-    def __init__(self, tree: Tree, device: torch.device, eligible_I: NDArray[np.bool_] | None = None) -> None:
+    def __init__(self, tree: Tree, device: torch.device, eligible_I: Bool | None = None) -> None:
         self.tree, self.device = tree, device
         self.padding = tree.node_count
         self.parent_N1 = torch.cat([torch.from_numpy(tree.parent).to(device), torch.tensor([self.padding], device=device)])
@@ -100,7 +99,7 @@ def _distinct(nodes: Tensor, padding: int) -> Tensor:
     return torch.where(repeat, padding, nodes).sort(1).values
 
 
-def on_device(array: NDArray[Any], device: torch.device) -> Tensor:
+def on_device(array: Array, device: torch.device) -> Tensor:
     """The array as a tensor on the device. A GPU copies it from pinned memory, so that the copy does not wait for the previous one."""
     tensor = torch.from_numpy(array)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

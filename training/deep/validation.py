@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from espalier.arrays import Float32, Int64
 from espalier.engines.compiled.engine import DenseSearch
 from espalier.engines.stages import TreeQuery
 from espalier.masks.eligibility import EligibleNodes, eligible_nodes, unrestricted_mask
@@ -112,7 +112,7 @@ def search_encoded(
     beam_size: int,
     m: int,
     key_weight: float = 0.0,
-) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+) -> tuple[Int64, Float32]:
     """int64[B, M] item rows and float32[B, M] keys; each block of queries comes with the memory's values of its nodes.
 
     key_weight  λ of the memory
@@ -152,7 +152,7 @@ def search_pairs(
     own_score: OwnScore,
     beam_size: int,
     m: int,
-) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+) -> tuple[Int64, Float32]:
     """int64[B, M] item rows and float32[B, M] ranks of held-out queries, without a memory."""
     blocks = ((block, None) for block in encode_blocks(config, topology, model, pairs))
     return search_encoded(model, topology, blocks, gamma, own_score, beam_size, m)

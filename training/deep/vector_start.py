@@ -22,9 +22,9 @@ from scipy import sparse
 from sklearn.utils.extmath import randomized_svd
 from torch import nn
 
+from espalier.arrays import Float32, Int64
 from espalier.errors import InvalidData
 
-from ..arrays import Float32, Int64
 from ..data.interactions import Interactions
 from ..deep.scorers.encoders import VectorEncoder
 from ..deep.scorers.heads import ProductHead

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Float64, Int64
 from espalier.chunks import Chunks
 from espalier.engines.linear.chunk_search import BeamParams, ChunkSearch
 from espalier.metrics import ndcg_at_m, precision_recall_f
@@ -85,7 +85,7 @@ class Trial:
 
     cost: float
     gamma: float
-    figures: NDArray[np.float64]
+    figures: Float64
 
     @property
     def quality(self) -> float:
@@ -168,7 +168,7 @@ def _best(trials: list[Trial]) -> Trial:
 
 def _measure(
     tree: Tree, chunks: Chunks, options: LinearOptions, gamma: float, held_out: LabelledPoints, beams: Sequence[int], threads: int
-) -> NDArray[np.float64]:
+) -> Float64:
     """float64[beams, Q]: the means of `MEASURES`."""
     search = ChunkSearch(tree, chunks, options.ranking.model_copy(update={"gamma": gamma}), threads=threads)
     points, means = as_rows(held_out.points), []
@@ -181,17 +181,17 @@ def _measure(
     return np.array(means)
 
 
-def items_at(tree: Tree, leaves_BM: NDArray[np.int64]) -> NDArray[np.int64]:
+def items_at(tree: Tree, leaves_BM: Int64) -> Int64:
     """int64[B, M]: the item rows of leaves, NO_ITEM for none."""
     return np.where(leaves_BM >= 0, tree.leaf_item[np.maximum(leaves_BM - tree.leaf_offset, 0)], NO_ITEM)
 
 
-def measures_of(rows_BM: NDArray[np.int64], relevant: Sequence[NDArray[np.int64]]) -> NDArray[np.float64]:
+def measures_of(rows_BM: Int64, relevant: Sequence[Int64]) -> Float64:
     """float64[Q, B]: `MEASURES` of the item rows found for each point, best first."""
     return np.stack([ndcg_at_m(rows_BM, relevant, 5), precision_recall_f(rows_BM, relevant, RESULTS)[1]])
 
 
-def _most_values(points: Csr, seed: int) -> NDArray[np.int64]:
+def _most_values(points: Csr, seed: int) -> Int64:
     """The positions of all points, or of a random part of them, ascending."""
     count = points.shape[0]
     if points.nnz <= MOST_VALUES:
@@ -201,7 +201,7 @@ def _most_values(points: Csr, seed: int) -> NDArray[np.int64]:
     return np.sort(order[: int(np.searchsorted(np.cumsum(counts), MOST_VALUES, side="right"))])
 
 
-def _folds(unseen: NDArray[np.int64], count: int, seed: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+def _folds(unseen: Int64, count: int, seed: int) -> Iterator[tuple[Int64, Int64]]:
     """Held-out positions and training positions, both ascending. No position is held out twice.
 
     Only positions in `unseen` are held out or left out; all others below `count` are training positions.

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Float32, Int32, Int64
 from espalier.tree import Tree
 
-from ..arrays import Int64
 from ..data.xmc import LabelledPoints
 from ..specification.linear import LinearOptions
 
@@ -42,12 +41,12 @@ class Examples:
 
     points: Int64
     positive_from: Int64
-    positive_child: NDArray[np.int32]
-    positive_cost: NDArray[np.float32]
-    positive_target: NDArray[np.float32] | None = None
-    cost: NDArray[np.float32] | None = None
+    positive_child: Int32
+    positive_cost: Float32
+    positive_target: Float32 | None = None
+    cost: Float32 | None = None
 
-    def of_relevance(self, relevance: NDArray[np.float32], cost: float, of_root: bool) -> Examples:
+    def of_relevance(self, relevance: Float32, cost: float, of_root: bool) -> Examples:
         """The same points with targets and costs of XReg's Eq. 5.
 
         relevance  float32: m_c in (0, 1], the largest relevance below each positive c
@@ -73,7 +72,7 @@ class Positives:
 
     point: Int64
     node: Int64
-    weight: NDArray[np.float32]
+    weight: Float32
 
     @staticmethod
     def of_leaves(data: LabelledPoints, tree: Tree, options: LinearOptions) -> Positives:
@@ -92,7 +91,7 @@ class Positives:
         return _distinct(self.point, tree.parent[self.node], self.weight)
 
 
-def _distinct(point: Int64, node: Int64, weight: NDArray[np.float32]) -> Positives:
+def _distinct(point: Int64, node: Int64, weight: Float32) -> Positives:
     order = np.lexsort((node, point))
     point, node = point[order], node[order]
     first = np.flatnonzero(np.append(True, (point[1:] != point[:-1]) | (node[1:] != node[:-1])))[: len(point)]

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Bool
 from espalier.chunks import MAX_CHILDREN, Chunks
 from espalier.engines.linear.chunk_search import BeamParams, ChunkSearch
 from espalier.errors import InvalidData
@@ -81,7 +81,7 @@ def fit_linear(
 class LevelTrainer:
     """Trains the scorers level by level. `is_trained_P` bool[P]: the nodes whose children are trained."""
 
-    def __init__(self, points: Csr, tree: Tree, options: LinearOptions, is_trained_P: NDArray[np.bool_], threads: int, seed: int) -> None:
+    def __init__(self, points: Csr, tree: Tree, options: LinearOptions, is_trained_P: Bool, threads: int, seed: int) -> None:
         self._points, self._tree, self._options, self._is_trained_P = points, tree, options, is_trained_P
         self._threads, self._seed = threads, seed
         self._scratch_of_thread = threading.local()
@@ -145,7 +145,7 @@ def trains_root(data: LabelledPoints, options: LinearOptions) -> bool:
     return options.prior == 0 or bool(_is_enough(count_I.sum(), np.square(count_I).sum(), options.min_positives))
 
 
-def _has_enough_positives(data: LabelledPoints, tree: Tree, least: float) -> NDArray[np.bool_]:
+def _has_enough_positives(data: LabelledPoints, tree: Tree, least: float) -> Bool:
     """bool[P]: inner nodes whose items average at least `least` points, without texts of items.
 
     The average is over the points' labels: an average over items would be dominated by items without queries.
@@ -160,7 +160,7 @@ def _has_enough_positives(data: LabelledPoints, tree: Tree, least: float) -> NDA
     return _is_enough(count_N[: tree.leaf_offset], square_N[: tree.leaf_offset], least)
 
 
-def _is_enough(count: Any, square: Any, least: float) -> NDArray[np.bool_]:
+def _is_enough(count: Any, square: Any, least: float) -> Bool:
     """Whether labels average at least so many points, given the sums over labels of their points and of the squares of these."""
-    enough: NDArray[np.bool_] = square >= least * np.maximum(count, 1)
+    enough: Bool = square >= least * np.maximum(count, 1)
     return enough

@@ -24,6 +24,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from espalier.arrays import Int64
 from espalier.bundle import Bundle
 from espalier.bundle_writer import LinearContent, write_bundle
 from espalier.chunks import Chunks
@@ -34,7 +35,6 @@ from espalier.queries import FeaturesKind, encode_features
 from espalier.search import SearchParams
 from espalier.tree import Tree, tree_from_children
 
-from ..arrays import Int64
 from ..data.item_tables import as_json
 from ..golden import golden_answers
 from ..linear.node_scorers import LevelScorers, as_chunks

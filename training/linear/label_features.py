@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.sparse import csr_array, hstack
+
+from espalier.arrays import Int64
 
 from ..data.csr import Csr, lengths, normalised, scaled
 from ..data.xmc import LabelledPoints
@@ -39,7 +40,7 @@ def sum_points(points: LabelledPoints, options: LinearOptions) -> Csr:
     return weighted_sums(points) if options.loss == "relevance" else pifa(points)
 
 
-def add_own_texts(rows: Csr, counts_I: NDArray[np.int64], own_texts: OwnTexts) -> Csr:
+def add_own_texts(rows: Csr, counts_I: Int64, own_texts: OwnTexts) -> Csr:
     """Rows [I, F]: the directions of the sums of points `rows`, of counts_I points each, plus the items' own texts. A row without points
     is as long as that of the texts; with points, its length approaches 1.
     """
@@ -51,7 +52,7 @@ def add_own_texts(rows: Csr, counts_I: NDArray[np.int64], own_texts: OwnTexts) -
     return scaled(directions, length_I)
 
 
-def _damped(rows: Csr, counts_I: NDArray[np.int64], own_texts: OwnTexts) -> Csr:
+def _damped(rows: Csr, counts_I: Int64, own_texts: OwnTexts) -> Csr:
     return scaled(rows, counts_I / (counts_I + own_texts.queries))
 
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.sparse import csr_array, vstack
 
+from espalier.arrays import Float32, Int64
 from espalier.stored_arrays import row_blocks
 from espalier.tree import Tree
 
@@ -31,7 +31,7 @@ class Centroids:
     """
 
     rows: Csr
-    divisor_N: NDArray[np.float32]
+    divisor_N: Float32
 
     def of(self, nodes: slice) -> Csr:
         """float32 rows [n, F] of some nodes of the level."""
@@ -53,7 +53,7 @@ def node_centroids(centroids: Csr, tree: Tree) -> list[Centroids]:
     return levels
 
 
-def _largest(rows: Csr, begins: NDArray[np.int64], count_P: NDArray[np.int64]) -> Csr:
+def _largest(rows: Csr, begins: Int64, count_P: Int64) -> Csr:
     """float32[P, F]: the largest value of each feature in rows begins[p] … begins[p + 1] − 1, of which count_P[p] have an item below.
 
     A row that lacks a feature has 0 there, which is larger than a negative value.
@@ -65,7 +65,7 @@ def _largest(rows: Csr, begins: NDArray[np.int64], count_P: NDArray[np.int64]) -
     return csr_array(vstack(blocks, format="csr"))
 
 
-def _largest_of(rows: Csr, begins: NDArray[np.int64], count_P: NDArray[np.int64]) -> Csr:
+def _largest_of(rows: Csr, begins: Int64, count_P: Int64) -> Csr:
     """`_largest` for one block of parents, given the rows of their children alone."""
     parents = len(begins) - 1
     children = csr_array((rows.data.copy(), rows.indices.copy(), rows.indptr[begins]), shape=(parents, rows.shape[1]))

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from espalier.arrays import Array, Float32, Int32, Int64
 from espalier.bundle_files import map_safetensors, write_safetensors
 from espalier.chunks import Chunks
 from espalier.durable import atomic_write
@@ -27,23 +27,23 @@ from ..specification.linear import LinearOptions
 class NodeScorers:
     """The scorers of one inner node's children: rows of features with how many entries each has; the other fields are as in Chunks."""
 
-    row_feature: NDArray[np.int32]
-    row_count: NDArray[np.int32]
+    row_feature: Int32
+    row_count: Int32
     entry_child: NDArray[np.uint16]
-    entry_weight: NDArray[np.float32]
-    bias: NDArray[np.float32]
+    entry_weight: Float32
+    bias: Float32
 
 
 @dataclass(frozen=True, eq=False)
 class LevelScorers(NodeScorers):
     """The scorers of all nodes of a level, one after another; maybe maps of a file. node_rows: int64[P], the number of rows of each."""
 
-    node_rows: NDArray[np.int64]
+    node_rows: Int64
 
     @staticmethod
     def of(nodes: Iterable[NodeScorers]) -> LevelScorers:
         """The scorers of a level's nodes, in their order."""
-        arrays_of: dict[str, list[NDArray[Any]]] = {field.name: [] for field in fields(NodeScorers)}
+        arrays_of: dict[str, list[Array]] = {field.name: [] for field in fields(NodeScorers)}
         for node in nodes:
             for name, values in arrays_of.items():
                 values.append(getattr(node, name))
@@ -78,7 +78,7 @@ def centroid_scorers(centroids: Centroids, children: slice, options: LinearOptio
 def as_chunks(levels: Sequence[LevelScorers], tree: Tree, width: int) -> Chunks:
     """The scorers of the first levels as chunks of the whole tree; the other nodes' chunks are empty."""
 
-    def concatenated(name: str, dtype: type) -> NDArray[Any]:
+    def concatenated(name: str, dtype: type) -> Array:
         return np.concatenate([*(getattr(level, name) for level in levels), np.empty(0, dtype)])
 
     node_rows, bias = concatenated("node_rows", np.int64), concatenated("bias", np.float32)

@@ -16,9 +16,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from espalier.arrays import Float32, Int64
 from espalier.text.vectoriser import Vectoriser
 
-from ..arrays import Float32, Int64
 from ..data.csr import Csr, as_matrix, scaled
 from ..data.xmc import LabelledPoints
 from ..linear.label_features import add_own_texts, sum_points

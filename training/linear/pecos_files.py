@@ -19,15 +19,14 @@ from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.sparse import csc_array
 
+from espalier.arrays import Bool, Float32, Int64
 from espalier.chunks import MAX_CHILDREN
 from espalier.errors import InvalidData
 from espalier.manifest import Activation
 from espalier.text.sparse_rows import MAX_FEATURES
 
-from ..arrays import Int64
 from ..data.csr import read_by_columns
 
 PROCESSORS = ("noop", *(f"{log_}{name}" for name in get_args(Activation) for log_ in ("", "log-")))
@@ -46,7 +45,7 @@ class Layer:
     """
 
     weights: csc_array[np.float32]
-    bias_L: NDArray[np.float32]
+    bias_L: Float32
     parent_L: Int64
     clusters: int
     only_topk: int | None
@@ -151,7 +150,7 @@ def _read_parents(file: Path, columns: int, clusters: int, is_first: bool) -> In
     return parent_L
 
 
-def _positions(wrong: NDArray[np.bool_]) -> str:
+def _positions(wrong: Bool) -> str:
     """The first positions where something is wrong, for a message."""
     positions = np.flatnonzero(wrong)
     return ", ".join(map(str, positions[:5])) + (f" and {len(positions) - 5} more" if len(positions) > 5 else "")

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pyarrow as pa
-from numpy.typing import NDArray
 
+from espalier.arrays import Int64
 from espalier.bundle import Bundle
 from espalier.checks.heldout import RELEVANCE
 from espalier.errors import MISSING, BundleCorrupt, InvalidConfig, InvalidData
@@ -326,7 +326,7 @@ def _unit(data: LabelledPoints) -> LabelledPoints:
     return LabelledPoints(normalised(data.points), data.labels)
 
 
-def _split(count: int, share: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _split(count: int, share: float, seed: int) -> tuple[Int64, Int64]:
     """The held-out positions and the other positions, both ascending."""
     order = np.random.default_rng([seed, 0x5EED]).permutation(count)
     held_out = round(share * count)

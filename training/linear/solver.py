@@ -17,11 +17,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Array, Float32, Int32, Int64
 from espalier.compiled_code import compiled
 
-from ..arrays import Array
 from ..data.csr import Csr
 from ..linear.examples import Examples
 from ..linear.node_scorers import NodeScorers
@@ -92,7 +91,7 @@ class Block(NamedTuple):
 
 
 def train_children(
-    points: Csr, examples: Examples, children: int, centroids: Csr | None, options: LinearOptions, number_of: NDArray[np.int32], seed: int
+    points: Csr, examples: Examples, children: int, centroids: Csr | None, options: LinearOptions, number_of: Int32, seed: int
 ) -> NodeScorers:
     """The scorers of a node's children, without weights below the threshold.
 
@@ -117,7 +116,7 @@ def train_children(
     return _without_small(features, weights_FK, options)
 
 
-def base_rates(examples: Examples, children: int) -> NDArray[np.float32]:
+def base_rates(examples: Examples, children: int) -> Float32:
     """float32[K]: the log-odds of each child's mean target, weighted by the points' costs; no rate is nearer to 0 or 1 than LEAST_RATE."""
     if examples.positive_target is None or examples.cost is None:
         raise ValueError("base rates are those of targets of relevance")
@@ -128,7 +127,7 @@ def base_rates(examples: Examples, children: int) -> NDArray[np.float32]:
     return np.log(rates / (1 - rates)).astype(np.float32)
 
 
-def _number_features(points: Csr, rows: NDArray[np.int64], extra: Array, number_of: NDArray[np.int32]) -> NDArray[np.int32]:
+def _number_features(points: Csr, rows: Int64, extra: Array, number_of: Int32) -> Int32:
     """The distinct features of some points and the `extra` ones, ascending; writes their positions into `number_of`."""
     most = int((points.indptr[rows + 1] - points.indptr[rows]).sum()) + len(extra)
     features = np.empty(min(len(number_of), most), np.int32)
@@ -137,14 +136,14 @@ def _number_features(points: Csr, rows: NDArray[np.int64], extra: Array, number_
     return features
 
 
-def _renumbered(points: Csr, rows: NDArray[np.int64], number_of: NDArray[np.int32], bias: float) -> Rows:
+def _renumbered(points: Csr, rows: Int64, number_of: Int32, bias: float) -> Rows:
     begin = np.concatenate([[0], np.cumsum(points.indptr[rows + 1] - points.indptr[rows])]).astype(np.int64)
     renumbered = Rows(begin, np.empty(begin[-1], np.int32), np.empty(begin[-1], np.float32), np.empty(len(rows), np.float32))
     _gather(points.indptr, points.indices, points.data, rows, number_of, np.float32(bias), renumbered)
     return renumbered
 
 
-def _minimise(rows: Rows, examples: Examples, options: LinearOptions, weights_FK: NDArray[np.float32], seed: int) -> None:
+def _minimise(rows: Rows, examples: Examples, options: LinearOptions, weights_FK: Float32, seed: int) -> None:
     """Optimise the weights in place; the last row is the bias's."""
     target, cost = examples.positive_target, examples.cost
     targets = Targets(
@@ -168,7 +167,7 @@ def _minimise(rows: Rows, examples: Examples, options: LinearOptions, weights_FK
         weights_FK[:, first : first + size] = weights[:, :size]
 
 
-def _without_small(features: NDArray[np.int32], weights_FK: NDArray[np.float32], options: LinearOptions) -> NodeScorers:
+def _without_small(features: Int32, weights_FK: Float32, options: LinearOptions) -> NodeScorers:
     sizes_FK = np.abs(weights_FK[:-1])
     least_K = np.float32(options.relative_threshold) * sizes_FK.max(0, initial=0)
     is_kept_FK = sizes_FK >= np.maximum(least_K, max(np.float32(options.threshold), np.finfo(np.float32).tiny))

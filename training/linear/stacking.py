@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from scipy.linalg import block_diag
 
+from espalier.arrays import Array, Float32, Float64, Int64
 from espalier.durable import atomic_write
 from espalier.errors import InvalidConfig
 from espalier.manifest import Ranking, StackingInfo
@@ -79,7 +79,7 @@ def learn_stacking(
         expected = f"none: {len(labelled)} training points have labels{condition}, a network takes {LEAST_WANTED}"
         raise InvalidConfig("stacking.model", options.model, expected)
     depth = min(options.candidates, data.labels.shape[1])
-    fold_examples: list[dict[str, NDArray[Any]]] = []
+    fold_examples: list[dict[str, Array]] = []
     for fold, held_positions in enumerate(folds(labelled, data.points.nnz, depth, seed)):
         file = work / f"stacking-{fold + 1}.npz"
         if not file.is_file():
@@ -112,7 +112,7 @@ def learn_stacking(
     return Stacking(info, tables, network)
 
 
-def folds(labelled: NDArray[np.int64], values: int, depth: int, seed: int) -> Iterator[NDArray[np.int64]]:
+def folds(labelled: Int64, values: int, depth: int, seed: int) -> Iterator[Int64]:
     """The held-out positions of each fold, ascending; no position is in two folds."""
     order = np.random.default_rng([seed, 0xF01D5]).permutation(labelled)
     most = min(HELD_OUT, MOST_CANDIDATES // depth)
@@ -122,9 +122,7 @@ def folds(labelled: NDArray[np.int64], values: int, depth: int, seed: int) -> It
         yield np.sort(order[fold * size : (fold + 1) * size])
 
 
-def gain_of(
-    network: StackingNetwork, examples: StackingExamples, data: LabelledPoints, weight_I: NDArray[np.float64], power: float
-) -> dict[str, Any]:
+def gain_of(network: StackingNetwork, examples: StackingExamples, data: LabelledPoints, weight_I: Float64, power: float) -> dict[str, Any]:
     """Mean nDCG@5 and recall@10 of points that the network did not learn from, in the stacked order and in the trees' order, and the gain
     of their mean.
 
@@ -171,7 +169,7 @@ def fit_network(examples: StackingExamples, seed: int) -> StackingNetwork:
     return StackingNetwork(**dict(zip(NETWORK, [mean, scale, *arrays], strict=True)))
 
 
-def logits(network: StackingNetwork, features: NDArray[np.float32]) -> NDArray[np.float32]:
+def logits(network: StackingNetwork, features: Float32) -> Float32:
     """float32[B, C] of features float32[B, C, X]: the network before σ."""
     out = np.empty(features.shape[:2], np.float32)
     for begin in range(0, len(features), BLOCK):
@@ -182,7 +180,7 @@ def logits(network: StackingNetwork, features: NDArray[np.float32]) -> NDArray[n
     return out
 
 
-def _standardised(features: NDArray[np.float32], mean: NDArray[np.float32], scale: NDArray[np.float32]) -> NDArray[np.float32]:
+def _standardised(features: Float32, mean: Float32, scale: Float32) -> Float32:
     z = features - mean
     z *= scale
     np.clip(z, -FARTHEST, FARTHEST, out=z)

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
+from espalier.arrays import Float32, Int64
 from espalier.chunks import TreeChunks
 from espalier.engines.linear.chunk_search import BeamParams, ChunkSearch
 from espalier.engines.stacker import KNOWN, Scratch, candidate_features, table_arrays
@@ -37,27 +37,27 @@ Train = Callable[[LabelledPoints], Sequence[TreeChunks]]
 class StackingCandidates(NamedTuple):
     """The candidates of points, best first: item rows int64[B, C], −1 as padding, and ranks float32[B, C], −inf there."""
 
-    rows_BC: NDArray[np.int64]
-    ranks_BC: NDArray[np.float32]
+    rows_BC: Int64
+    ranks_BC: Float32
 
 
 @dataclass(frozen=True, eq=False)
 class StackingExamples:
     """features float32[B, C, X], targets float32[B, C], item rows of candidates int64[B, C], and positions of the points int64[B]."""
 
-    features: NDArray[np.float32]
-    targets: NDArray[np.float32]
-    rows: NDArray[np.int64]
-    points: NDArray[np.int64]
+    features: Float32
+    targets: Float32
+    rows: Int64
+    points: Int64
 
-    def take(self, positions: NDArray[np.int64]) -> StackingExamples:
+    def take(self, positions: Int64) -> StackingExamples:
         return StackingExamples(self.features[positions], self.targets[positions], self.rows[positions], self.points[positions])
 
 
 def examples_of(
     data: LabelledPoints,
-    held_positions: NDArray[np.int64],
-    training_positions: NDArray[np.int64],
+    held_positions: Int64,
+    training_positions: Int64,
     weighing: Weighing,
     train: Train,
     ranking: Ranking,
@@ -115,7 +115,7 @@ def _candidates(
     return StackingCandidates(rows_BC, ranks_BC)
 
 
-def features_of(tables: StackingTables, rows_BC: NDArray[np.int64], ranks_BC: NDArray[np.float32], points: Csr) -> NDArray[np.float32]:
+def features_of(tables: StackingTables, rows_BC: Int64, ranks_BC: Float32, points: Csr) -> Float32:
     """float32[B, C, X]: as the service computes them."""
     arrays, scratch = table_arrays(tables), Scratch.of(len(tables.log_count), tables.points)
     rows, out = as_rows(points), np.zeros((*rows_BC.shape, KNOWN), np.float32)

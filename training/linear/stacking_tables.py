@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.sparse import csc_array, csr_array
 
+from espalier.arrays import Bool, Float32, Float64, Int64
 from espalier.stacking import MOST_BESIDE, MOST_LABELS, StackingTables
 
 from ..data.csr import Csr, normalised
@@ -37,15 +37,15 @@ class Weighing:
     """
 
     scale: float
-    weight_I: NDArray[np.float64] | None
+    weight_I: Float64 | None
 
     @staticmethod
-    def of(labels: Csr, inverse_propensity_I: NDArray[np.float64] | None) -> Weighing:
+    def of(labels: Csr, inverse_propensity_I: Float64 | None) -> Weighing:
         """The weighing for training labels; with inverse propensities if these are the relevance."""
         scale = scale_of(labels)
         return Weighing(scale, None if inverse_propensity_I is None else np.minimum(inverse_propensity_I / scale, 1))
 
-    def weights(self, items: int) -> NDArray[np.float64]:
+    def weights(self, items: int) -> Float64:
         """float64[I], in (0, 1]: the weights of items in keys."""
         return np.ones(items) if self.weight_I is None else self.weight_I
 
@@ -93,7 +93,7 @@ def tables_of(data: LabelledPoints, weighing: Weighing, most_points: int, seed: 
     )
 
 
-def _posted(points: Csr, idf_F: NDArray[np.float32], frequency_F: NDArray[np.int64]) -> NDArray[np.bool_]:
+def _posted(points: Csr, idf_F: Float32, frequency_F: Int64) -> Bool:
     """bool[F]: features that have postings: all but the most frequent ones, which hold LEFT_OUT of the points' squared lengths."""
     mass_F = np.bincount(points.indices, (points.data * idf_F[points.indices]).astype(np.float64) ** 2, minlength=points.shape[1])
     order = np.argsort(-frequency_F, kind="stable")
@@ -102,7 +102,7 @@ def _posted(points: Csr, idf_F: NDArray[np.float32], frequency_F: NDArray[np.int
     return posted_F
 
 
-def _beside(labels: Csr, count_I: NDArray[np.int64], rng: np.random.Generator) -> Csr:
+def _beside(labels: Csr, count_I: Int64, rng: np.random.Generator) -> Csr:
     """float32[I, I]: the share of the points with one item that have another, of each item the MOST_BESIDE largest; ties: the lower.
 
     Counts points with at most MOST_LABELS labels, up to MOST_PAIRS pairs.

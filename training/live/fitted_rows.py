@@ -20,15 +20,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import logsumexp
 
+from espalier.arrays import Bool, Float32, Int64
 from espalier.bundle import Bundle
 from espalier.engines.encoder import QueryEncoder
 from espalier.queries import HistoryKind, pad_histories
 from espalier.tree import EMPTY_LEAF
-
-from ..arrays import Float32, Int64
 
 BACKGROUND = 2048
 """Histories in the sample that estimates the mean over x."""
@@ -93,7 +91,7 @@ def _states(bundle: Bundle, encoder: QueryEncoder, histories: Sequence[Int64], f
     return encoder.states(pad_histories(kind, histories).array, [first] * len(histories))
 
 
-def _start(bundle: Bundle, leaf_I: Int64) -> tuple[Float32, float, NDArray[np.bool_]]:
+def _start(bundle: Bundle, leaf_I: Int64) -> tuple[Float32, float, Bool]:
     """The rows from the placement, σ, and the columns that differ.
 
     σ comes from the rows of the other leaves (of all leaves if there are none): rows that earlier folds fitted would make it grow.

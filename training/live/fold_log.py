@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Bool, Int64
 from espalier.items import ItemTable
 
-from ..arrays import Int64
 from ..data.interactions import Interactions
 from ..data.splits import Split
 from ..data.user_item_matrix import events_of_items
@@ -34,7 +33,7 @@ class FoldLog:
 
     lists: Interactions
     users: Int64
-    logged_J: NDArray[np.bool_]
+    logged_J: Bool
 
     def events_of(self, items: Int64, most: int, rng: np.random.Generator) -> tuple[Int64, list[Int64]]:
         """Draw at most `most` events of each item without replacement: int64[n], positions of their items in `items`, and histories.

@@ -19,10 +19,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from espalier.arrays import Int64
 from espalier.errors import InvalidData
 from espalier.items import ItemTable
 
-from ..arrays import Int64
 from ..data.cut_lists import counts_by_user
 from ..data.grouping import user_chunks
 from ..data.interactions import Interactions

@@ -16,8 +16,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Bool, Int64
 from espalier.bundle import Bundle
 from espalier.bundle_writer import GraphContent, write_bundle
 from espalier.errors import InvalidConfig
@@ -29,7 +29,6 @@ from espalier.placement.placer import trained_with
 from espalier.placement.popularity import MOST_EVENTS
 from espalier.queries import HistoryKind
 
-from ..arrays import Int64
 from ..data.interactions import read_interactions
 from ..data.splits import LEARNED_VALIDATION, Split, split_log
 from ..live.catalogue import JournalItems
@@ -153,7 +152,7 @@ def _count_memory(memory: Memory, formula: MemoryFormula, fold_lists: FoldLog) -
     return replace(memory, offset=neighbours.offset_I1, item=neighbours.item_N.astype(np.int32), value=value)
 
 
-def _join_memories(counted: Memory, placed: Memory, keeps_entries_J: NDArray[np.bool_]) -> Memory:
+def _join_memories(counted: Memory, placed: Memory, keeps_entries_J: Bool) -> Memory:
     """The counted entries with the placed ones from or to the items in keeps_entries_J; each row by ascending item."""
     source = np.repeat(np.arange(len(placed.offset) - 1), np.diff(placed.offset))
     is_kept = keeps_entries_J[source] | keeps_entries_J[placed.item]

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from espalier.arrays import Int64
 from espalier.tree import Tree, tree_from_children
-
-from ..arrays import Int64
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,11 +20,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Array, Float32, Float64, Int32, Int64
 from espalier.compiled_code import compiled
 
-from ..arrays import Array, Float32, Int32, Int64
 from ..data.interactions import Interactions
 from ..retrieval.scores import keep_best
 
@@ -100,7 +99,7 @@ class Counts(NamedTuple):
 
 
 def count_pairs(
-    lists: Lists, weight_W: NDArray[np.float64], user_exponent: float = 0.0, damping: float = DAMPING, most_pairs: int = MOST_PAIRS
+    lists: Lists, weight_W: Float64, user_exponent: float = 0.0, damping: float = DAMPING, most_pairs: int = MOST_PAIRS
 ) -> Counts:
     """The counts. If there could be more than `most_pairs`, each item keeps only as many neighbours as fit: those with the largest
     (after + before) / events^damping, with the neighbour's events."""

@@ -27,9 +27,9 @@ from typing import Any
 
 import numpy as np
 
+from espalier.arrays import Array, Float64, Int64
 from espalier.compiled_code import compiled
 
-from ..arrays import Array, Float64, Int64
 from ..data.interactions import Interactions
 from ..data.splits import EvaluationPair
 from ..neighbours.cooccurrence import Counts, Lists, count_pairs, lists_of

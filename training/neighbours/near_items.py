@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from espalier.arrays import Array, Float32, Int32, Int64
 from espalier.compiled_code import compiled
 
-from ..arrays import Array, Float32, Int32, Int64
 from ..data.interactions import Interactions
 from ..retrieval.scores import keep_best
 from ..trees.embeddings import item_embeddings

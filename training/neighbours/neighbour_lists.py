@@ -13,11 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Array, Float32, Float64, Int32, Int64
 from espalier.compiled_code import compiled
 
-from ..arrays import Array, Float32, Int32, Int64
 from ..retrieval.scores import empty_rows, filled, keep_best
 
 
@@ -39,7 +38,7 @@ class NeighbourLists:
     def bytes(self) -> int:
         return sum(array.nbytes for array in (self.offset_I1, self.item_N, self.score_N, self.popular_I))
 
-    def rank(self, histories: Sequence[Int64], m: int, exclude_seen: bool, weight_L: NDArray[np.float64] | None = None) -> Int64:
+    def rank(self, histories: Sequence[Int64], m: int, exclude_seen: bool, weight_L: Float64 | None = None) -> Int64:
         """int64[B, M = m]: the best items, ties by the lower row; then, if fewer than m have a score, the most popular others.
 
         weight_L  of the last item of a history, the one before it, …; None: all count alike. Entries below 0 (unknown items) are skipped

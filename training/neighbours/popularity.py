@@ -5,17 +5,13 @@ Legend: N nodes, I items.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Array, Float32
 from espalier.tree import Tree
 
-from ..arrays import Float32
 
-
-def popularity_ranks(tree: Tree, events_I: NDArray[Any]) -> Float32:
+def popularity_ranks(tree: Tree, events_I: Array) -> Float32:
     """float32[N], 0 to 1: leaves by their items' events, and an inner node as its best leaf."""
     log_events_I = np.log1p(events_I)
     best_N = np.zeros(tree.node_count, np.float32)

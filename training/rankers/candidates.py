@@ -8,15 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from tqdm import tqdm
 
+from espalier.arrays import Float32, Float64, Int64
 from espalier.errors import InvalidData
 from espalier.metrics import ndcg, precision_recall_f
 from espalier.rerank.features import RankFeatures
 from espalier.search import NO_ITEM, Engine, SearchParams, padded
 
-from ..arrays import Int64
 from ..data.ranking_set import RankingSet
 from ..rankers.graded_queries import GradedQueries
 
@@ -37,9 +36,9 @@ class Candidates:
     ranking: RankingSet
     rows_BM: Int64
     relevant: list[Int64]
-    grades: list[NDArray[np.float32]]
+    grades: list[Float32]
 
-    def quality(self, scores_R: NDArray[np.float32] | None, m: int, depth: int | None = None) -> dict[str, float]:
+    def quality(self, scores_R: Float32 | None, m: int, depth: int | None = None) -> dict[str, float]:
         """`ndcg`, with gains 2^grade − 1, and `recall` at m, means over the queries with a relevant item. Relevant items that were not
         retrieved count in the divisors. The best `depth` candidates (None: all) are in the order of the scores, None: as retrieved.
 
@@ -58,13 +57,13 @@ class Candidates:
             "recall": float(precision_recall_f(answered_BM, relevant, m)[1].mean()),
         }
 
-    def _graded_list(self, b: int, rows_M: Int64, m: int) -> NDArray[np.float64]:
+    def _graded_list(self, b: int, rows_M: Int64, m: int) -> Float64:
         """The grades of m answered items of query b, 0 where there is none, and then of its other relevant items."""
         grade_of = dict(zip(self.relevant[b].tolist(), self.grades[b].tolist(), strict=True))
         answered = [grade_of.pop(row, 0.0) for row in rows_M.tolist()]
         return np.array([*answered, *[0.0] * (m - len(answered)), *grade_of.values()])
 
-    def ordered(self, scores_R: NDArray[np.float32], depth: int | None = None) -> Int64:
+    def ordered(self, scores_R: Float32, depth: int | None = None) -> Int64:
         """int64[B, M]: the candidates, of which the best `depth` (None: all) are ordered by their scores, best first."""
         rows_BM = self.rows_BM.copy()
         for b, row_M in enumerate(rows_BM):

@@ -10,8 +10,8 @@ import math
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from espalier.arrays import Float32
 from espalier.engines.runtime import ort
 
 from ..onnx_graphs import onnx_bytes
@@ -38,7 +38,7 @@ def ranker_onnx(ranker: Ranker) -> bytes:
     return serialised
 
 
-def _example(ranker: Ranker) -> NDArray[np.float32]:
+def _example(ranker: Ranker) -> Float32:
     """float32[R, F]: rows about the training rows' means, from within to far beyond them, a fifth of the values missing."""
     rng = np.random.default_rng(0)
     width = len(ranker.feature_names)

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from espalier.arrays import Float32, Int64
 from espalier.errors import InvalidData
 from espalier.metrics import ndcg
 
@@ -87,7 +87,7 @@ class Ranker(nn.Module):
         return scores
 
     @torch.no_grad()
-    def scores(self, features_RF: NDArray[np.float32]) -> NDArray[np.float32]:
+    def scores(self, features_RF: Float32) -> Float32:
         """float32[R]. Raises InvalidData if the number of features is not that of the training."""
         if features_RF.ndim != 2 or features_RF.shape[1] != len(self.feature_names):
             raise InvalidData("features_RF", list(features_RF.shape), f"[R, {len(self.feature_names)}]")
@@ -140,7 +140,7 @@ def fit_ranker(
 class _Run:
     """A training run. `averaged` has the weights of the result: those of the last step, or their running mean."""
 
-    def __init__(self, train: RankingSet, queries: NDArray[np.int64], config: RankerConfig, descent: Descent, device: torch.device) -> None:
+    def __init__(self, train: RankingSet, queries: Int64, config: RankerConfig, descent: Descent, device: torch.device) -> None:
         self.config, self.descent, self.query_offset, self.queries, self.device = config, descent, train.query_offset, queries, device
         self.ranker = new_ranker(train, config).to(device)
         self.averaged = copy.deepcopy(self.ranker)
@@ -171,7 +171,7 @@ class _Run:
         for group in self._optimizer.param_groups:
             group["lr"] = self.rate
 
-    def _step(self, queries: NDArray[np.int64], generator: torch.Generator) -> Tensor:
+    def _step(self, queries: Int64, generator: torch.Generator) -> Tensor:
         """One update; returns the sum of the queries' losses."""
         rows_BN, present_BN = (array.to(self.device) for array in padded(self.query_offset, queries))
         loss_B = self._losses(rows_BN, present_BN, generator)
@@ -204,7 +204,7 @@ def new_ranker(train: RankingSet, config: RankerConfig) -> Ranker:
     return Ranker(train.feature_names, standardise, function)
 
 
-def padded(query_offset: NDArray[np.int64], queries: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+def padded(query_offset: Int64, queries: Int64) -> tuple[Tensor, Tensor]:
     """int64[B, N] rows of some queries, 0 as padding, and bool[B, N], whether there is a row."""
     begin_B, size_B = query_offset[queries], query_offset[queries + 1] - query_offset[queries]
     position_N = np.arange(size_B.max())
@@ -212,7 +212,7 @@ def padded(query_offset: NDArray[np.int64], queries: NDArray[np.int64]) -> tuple
     return torch.from_numpy(np.where(present_BN, begin_B[:, None] + position_N, 0)), torch.from_numpy(present_BN)
 
 
-def _with_different_grades(train: RankingSet) -> NDArray[np.int64]:
+def _with_different_grades(train: RankingSet) -> Int64:
     """Positions of the queries whose items have different grades; the others have no gradient."""
     begins = train.query_offset[:-1]
     return np.flatnonzero(np.maximum.reduceat(train.grades_R, begins) > np.minimum.reduceat(train.grades_R, begins))

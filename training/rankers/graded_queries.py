@@ -10,12 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Float32, Int64
 from espalier.queries import QueryBatch
 from espalier.rerank.features import NO_CALLER_FEATURES, CallerFeatures
-
-from ..arrays import Int64
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +27,7 @@ class GradedQueries:
 
     queries: QueryBatch
     items: list[Int64]
-    grades: list[NDArray[np.float32]]
+    grades: list[Float32]
     seen: list[Int64] | None = None
     caller_features: list[CallerFeatures] = field(default_factory=list)
 

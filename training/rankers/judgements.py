@@ -12,14 +12,13 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pyarrow as pa
-from numpy.typing import NDArray
 
+from espalier.arrays import Int64
 from espalier.bundle import Bundle
 from espalier.checks.golden import encode_table
 from espalier.errors import InvalidData, InvalidQuery
 from espalier.rerank.features import CallerFeatures
 
-from ..arrays import Int64
 from ..data.ranking_set import MAX_GRADE
 from ..rankers.graded_queries import GradedQueries, QuerySplit
 
@@ -151,7 +150,7 @@ def _graded_queries(bundle: Bundle, file: Path, frame: pl.DataFrame, features: l
     return GradedQueries(queries, items, grades, None, caller_features if features else []), content_B
 
 
-def _caller_features(group: dict[str, list[float | None]], names: list[str], rows: NDArray[np.int64]) -> CallerFeatures:
+def _caller_features(group: dict[str, list[float | None]], names: list[str], rows: Int64) -> CallerFeatures:
     query = {name.removeprefix("query."): group[name][0] for name in names if name.startswith("query.")}
     items: dict[int, dict[str, float]] = {}
     for name in names:

@@ -11,11 +11,11 @@ from typing import Literal
 
 import numpy as np
 
+from espalier.arrays import Int64
 from espalier.bundle import Bundle
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.queries import HistoryKind, QueryBatch, TextKind, VectorKind
 
-from ..arrays import Int64
 from ..data.csr import as_rows
 from ..data.splits import LEARNED_VALIDATION, EvaluationPair, halves, whole_lists, without_seen
 from ..data.xmc import LabelledPoints

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from scipy.stats import norm
 from torch import Tensor, nn
 
+from espalier.arrays import Float32, Float64
 from espalier.errors import InvalidData
 
 from ..specification.ranker import Scaling
@@ -39,7 +39,7 @@ class Standardise(nn.Module):
     rise_FK: Tensor
     flagged: Tensor
 
-    def __init__(self, features_RF: NDArray[np.float32], scaling: Scaling) -> None:
+    def __init__(self, features_RF: Float32, scaling: Scaling) -> None:
         super().__init__()
         if features_RF.ndim != 2 or 0 in features_RF.shape:
             raise InvalidData("features_RF", list(features_RF.shape), "at least one row and one feature")
@@ -75,7 +75,7 @@ class Standardise(nn.Module):
         return torch.where(missing, 0, (x - self.mean) * self.scale)
 
 
-def _normal_map(values_RF: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _normal_map(values_RF: Float64) -> tuple[Float64, Float64]:
     """Knots float64[F, K + 1], ascending, and how much the map rises between each two, float64[F, K]. Starts from the first quantile."""
     level_K = (np.arange(QUANTILES + 1) + 0.5) / (QUANTILES + 1)
     knots_FK = np.zeros((values_RF.shape[1], QUANTILES + 1))

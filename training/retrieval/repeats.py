@@ -22,12 +22,11 @@ from operator import itemgetter
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Array, Float64, Int64
 from espalier.memory import BUCKETS, bucket_of
 from espalier.search import NO_ITEM
 
-from ..arrays import Float64, Int64
 from ..data.splits import EvaluationPair
 from ..retrieval.task import Fitted, Method, Metric, Rank, Task
 from ..retrieval.tuning import CUTS, Figures
@@ -114,7 +113,7 @@ def _candidates(row_N: list[int], history: Int64, m: int) -> Float64:
     return np.array(every, np.float64).reshape(-1, 5)
 
 
-def rank_placed(rank: Rank, places: Sequence[int], order: Order, queries: Sequence[NDArray[Any]], /, m: int, exclude_seen: bool) -> Int64:
+def rank_placed(rank: Rank, places: Sequence[int], order: Order, queries: Sequence[Array], /, m: int, exclude_seen: bool) -> Int64:
     """As `Rank`, with seen items at chosen places; see `Candidates.placed`."""
     if exclude_seen:
         return rank(queries, m, exclude_seen)

@@ -15,11 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from espalier.arrays import Array, Float32, Int64
 from espalier.compiled_code import compiled
 from espalier.errors import InvalidConfig
 from espalier.search import NO_ITEM
-
-from ..arrays import Array, Float32, Int64
 
 BLOCK = 256
 """Most queries whose scores over all items are in memory at a time."""

@@ -15,11 +15,11 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from espalier.arrays import Float64, Int64
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.items import ItemTable
 from espalier.metrics import ndcg_at_m, precision_recall_f, reciprocal_rank_at_m
 
-from ..arrays import Float64, Int64
 from ..data.splits import EvaluationPair, Split, without_seen
 from ..specification.deep import InstanceConfig
 

@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
+
+from espalier.arrays import Float64
 
 from ..retrieval.task import Deadline, Trial
 
@@ -33,7 +34,7 @@ LEAST_MEAN = 1e-4
 """Lower bound of a mean, so that its logarithm is finite."""
 
 
-def geometric_mean(mean_C: NDArray[np.float64]) -> float:
+def geometric_mean(mean_C: Float64) -> float:
     return float(np.exp(np.log(np.maximum(mean_C, LEAST_MEAN)).mean()))
 
 
@@ -41,11 +42,11 @@ def geometric_mean(mean_C: NDArray[np.float64]) -> float:
 class Figures:
     """figure_CB float64[C, B]: recall, or another metric, of each query at each of CUTS."""
 
-    figure_CB: NDArray[np.float64]
+    figure_CB: Float64
 
     @property
-    def mean_C(self) -> NDArray[np.float64]:
-        mean_C: NDArray[np.float64] = np.maximum(self.figure_CB.mean(1), LEAST_MEAN)
+    def mean_C(self) -> Float64:
+        mean_C: Float64 = np.maximum(self.figure_CB.mean(1), LEAST_MEAN)
         return mean_C
 
     @property

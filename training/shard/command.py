@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
+from espalier.arrays import Float32
 from espalier.bundle import Bundle, find_versions, versions_in
 from espalier.bundle_writer import make_folder
 from espalier.checks.golden import HISTORY_ROWS, STATES, golden_queries
@@ -163,7 +162,7 @@ def golden_of_shards(bundle: Bundle) -> Callable[[Bundle], pa.Table]:
     return answered
 
 
-def encoded(bundle: Bundle, queries: QueryBatch) -> NDArray[np.float32]:
+def encoded(bundle: Bundle, queries: QueryBatch) -> Float32:
     """float32[B, L, S]: the states of queries, by ONNX Runtime if possible: it maps node rows, which may exceed the memory."""
     try:
         encoder = QueryEncoder.open(bundle)

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
+from espalier.arrays import Array, Bool, Int64
 from espalier.bundle import Bundle, find_versions, versions_in
 from espalier.bundle_files import Gathered
 from espalier.bundle_writer import GraphContent, LinearContent, write_bundle
@@ -33,8 +33,6 @@ from espalier.shard_parts import ShardParts
 from espalier.shards.cut import blocks
 from espalier.tail import Tail
 from espalier.tree import EMPTY_LEAF, Tree
-
-from ..arrays import Array, Int64
 
 
 def is_folder_of_shards(model: Path) -> bool:
@@ -243,7 +241,7 @@ def _entries(chunks: Chunks, tree: Tree, node_of: Int64, inner_range: Array) -> 
     return node_of[parent_e], np.repeat(chunks.row_feature[begin:end], counts), node_e, chunks.entry_weight[entries]
 
 
-def _changes(*columns: Array) -> NDArray[np.bool_]:
+def _changes(*columns: Array) -> Bool:
     """Whether each row differs from the one before; true for the first row."""
     changes = np.ones(len(columns[0]), np.bool_)
     changes[1:] = np.any([column[1:] != column[:-1] for column in columns], axis=0)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Int32, Int64
 from espalier.tree import Tree, tree_from_children
-
-from ..arrays import Int64
 
 
 def balanced_tree(order: Int64, branching: int) -> Tree:
@@ -43,7 +41,7 @@ def random_tree(items: int, branching: int, *, seed: int) -> Tree:
     return balanced_tree(np.random.default_rng(seed).permutation(items).astype(np.int64), branching)
 
 
-def category_tree(category_of_item_I: NDArray[np.int32], branching: int, *, seed: int) -> Tree:
+def category_tree(category_of_item_I: Int32, branching: int, *, seed: int) -> Tree:
     """The first tree of TDM (§3.5): the items of a category fill consecutive leaves in random order; categories are in random order.
 
     category_of_item_I   int32[I], −1 for an item without a category; these form one more category

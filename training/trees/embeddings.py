@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from scipy.sparse import csr_array
 
+from espalier.arrays import Array, Float32, Float64, Int32, Int64
 from espalier.compiled_code import compiled
 from espalier.errors import InvalidConfig
 
-from ..arrays import Array, Float32, Float64, Int32, Int64
 from ..data.interactions import Interactions
 
 OVERSAMPLED = 10

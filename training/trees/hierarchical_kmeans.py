@@ -16,13 +16,12 @@ from itertools import repeat
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Array, Int64
 from espalier.compiled_code import compiled
 from espalier.errors import InvalidConfig
 from espalier.tree import Tree, tree_from_children
 
-from ..arrays import Array
 from ..data.csr import Csr
 from ..trees.kmeans import move_sides
 
@@ -45,7 +44,7 @@ def hierarchical_kmeans(labels: Csr, branching: int, max_leaf: int, seed: int, t
     with ThreadPoolExecutor(threads) as pool:
         scratch = threading.local()
 
-        def halve(depth: int, number: int, members: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+        def halve(depth: int, number: int, members: Int64) -> list[Int64]:
             if not hasattr(scratch, "number_of"):
                 scratch.number_of = np.full(labels.shape[1], -1, np.int32)
             # A separate seed for each cut, so that cuts do not depend on each other.

@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from espalier.arrays import Array, Float32, Int64
 from espalier.compiled_code import compiled
 from espalier.errors import InvalidData
 from espalier.live.folded_chunks import spans
 from espalier.tree import Tree
 
-from ..arrays import Array, Float32, Int64
 from ..trees.balanced import balanced_tree, level_edges, tree_height
 
 ITERATIONS = 20

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from espalier.arrays import Float32, Float64
 from espalier.metrics import ndcg
 from training.data.ranking_set import RankingSet
 from training.rankers.choice_models import elimination_loss, plackett_luce_loss, random_order
@@ -69,7 +69,7 @@ class BoostedTrees:
     trees: int
     validation: float | None
 
-    def scores(self, features_RF: NDArray[np.float32]) -> NDArray[np.float32]:
+    def scores(self, features_RF: Float32) -> Float32:
         """float32[R], higher is better."""
         scores_R = self.booster.predict(features_RF, num_iteration=self.trees, raw_score=True)
         return np.asarray(scores_R, np.float32)
@@ -85,7 +85,7 @@ def fit_boosted_trees(train: RankingSet, valid: RankingSet | None, config: Boost
     choice = None if config.loss == "lambdarank" else _Choice(train, config)
     rate, best, best_trees = config.learning_rate, -math.inf, 0
 
-    def measured(scores_R: NDArray[np.float64], _: lightgbm.Dataset) -> tuple[str, float, bool]:
+    def measured(scores_R: Float64, _: lightgbm.Dataset) -> tuple[str, float, bool]:
         if valid is None:
             raise RuntimeError("no validation queries")
         return "ndcg", float(ndcg(scores_R, valid.grades_R, valid.query_offset, config.validate_at).mean()), True
@@ -145,7 +145,7 @@ class _Choice:
         self.before = math.inf
         self.stalled = False
 
-    def gradient_and_curvature(self, scores_R: NDArray[np.float64], _: lightgbm.Dataset) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def gradient_and_curvature(self, scores_R: Float64, _: lightgbm.Dataset) -> tuple[Float64, Float64]:
         """LightGBM's custom objective; notes whether the last tree lowered the loss, by one order that stays the same."""
         scores_QN = torch.from_numpy(scores_R)[self.rows_QN]
         present_QN = self.present_QN.gather(-1, self.fixed_QN)

@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
+from espalier.arrays import Float64, Int64
 from espalier.errors import InvalidData
-from espalier.metrics import Float64, Int64, ranked_grades
+from espalier.metrics import ranked_grades
 
 METHODS = (
     ("rank-svm", "hinge"),
@@ -80,7 +81,7 @@ def average_precision(scores_R: NDArray[np.floating], grades_R: NDArray[np.float
     return precision_Q
 
 
-def per_query(rows: Sequence[Row], function: str, loss: str, figure: str) -> NDArray[np.float64]:
+def per_query(rows: Sequence[Row], function: str, loss: str, figure: str) -> Float64:
     """One value for each test query, the mean over seeds, in the order of the folds."""
     method_rows = [row for row in rows if (row["function"], row["loss"]) == (function, loss)]
     folds = sorted({row["fold"] for row in method_rows})
@@ -109,7 +110,7 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
     return {"means": means, "differences": differences}
 
 
-def paired(first_Q: NDArray[np.float64], second_Q: NDArray[np.float64]) -> dict[str, float]:
+def paired(first_Q: Float64, second_Q: Float64) -> dict[str, float]:
     """The mean difference over the same queries, its standard error, and p values of a t test and of Wilcoxon's signed-rank test."""
     difference_Q = first_Q - second_Q
     mean = round(float(difference_Q.mean()), 4)

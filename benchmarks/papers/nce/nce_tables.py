@@ -26,12 +26,12 @@ from typing import Any, get_args
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from benchmarks.papers.nce.boosting import BoostingConfig, fit_boosted_trees
 from benchmarks.papers.nce.nce_summary import FIGURES, METHODS, Row, average_precision, expected_reciprocal_rank, markdown, summary
 from benchmarks.papers.nce.rank_svm import fit_rank_svm
 from benchmarks.report_file import command_line
+from espalier.arrays import Float32
 from espalier.errors import InvalidData
 from espalier.hardware import hardware
 from espalier.metrics import ndcg
@@ -41,7 +41,7 @@ from training.rankers.fit import Descent, fit_ranker
 from training.specification.ranker import HighwayConfig, LinearRankerConfig, RankerConfig, Scaling, Ties
 
 SETS = ("l2r-mq2007-agg", "l2r-lightgbm-example", "l2r-mq2008-partial")
-Scores = Callable[[NDArray[np.float32]], NDArray[np.float32]]
+Scores = Callable[[Float32], Float32]
 
 
 @dataclass(frozen=True)

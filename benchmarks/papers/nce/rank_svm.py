@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from sklearn.svm import LinearSVC
 
+from espalier.arrays import Int64
 from espalier.errors import InvalidData
 from training.data.ranking_set import RankingSet
 from training.rankers.fit import Ranker
@@ -51,7 +51,7 @@ def fit_rank_svm(train: RankingSet, cost: float, scaling: Scaling = "z-score", s
     return Ranker(train.feature_names, standardise, function).eval()
 
 
-def better_and_worse(train: RankingSet) -> NDArray[np.int64]:
+def better_and_worse(train: RankingSet) -> Int64:
     """int64[P, 2]: rows of each pair of a query's items with different grades, the better one first."""
     query_pairs = []
     for query in range(len(train)):

@@ -24,11 +24,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.stats import ttest_rel
 
 from benchmarks.papers.nce.boosting import BoostedTrees, BoostingConfig, fit_boosted_trees
 from benchmarks.report_file import command_line, write_report
+from espalier.arrays import Float32, Float64
 from espalier.bundle import RANKER, Bundle
 from espalier.bundle_writer import with_parts
 from espalier.engines import open_engine
@@ -47,7 +47,7 @@ M = 10
 TREES = tuple(itertools.product((7, 15, 31, 63), (0.02, 0.05, 0.1)))
 
 
-def quality(candidates: Candidates, scores_R: NDArray[np.float32] | None) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def quality(candidates: Candidates, scores_R: Float32 | None) -> tuple[Float64, Float64]:
     """float64[B] each: nDCG@10 and recall@10 of every query with a relevant item."""
     rows_BM = candidates.rows_BM if scores_R is None else candidates.ordered(scores_R)
     judged_queries = [b for b, rows in enumerate(candidates.relevant) if len(rows)]
@@ -67,7 +67,7 @@ def ms_of_stage(reranker: Reranker, bundle: Bundle, graded: GradedQueries, depth
     return float(np.median(times[10:]) * 1e3)
 
 
-def row_of(system: str, qualities: tuple[NDArray[np.float64], NDArray[np.float64]], cpu_s: float, ms: float | None) -> dict[str, Any]:
+def row_of(system: str, qualities: tuple[Float64, Float64], cpu_s: float, ms: float | None) -> dict[str, Any]:
     ndcg_B, recall_B = qualities
     return {
         "system": system,

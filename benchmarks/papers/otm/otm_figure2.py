@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from benchmarks import real_logs
 from benchmarks.report_file import command_line, write_report
+from espalier.arrays import Float64, Int64
 from espalier.tree import Tree
 from training.data.splits import halves
 from training.deep.prepare import build_tree, prepare
@@ -33,8 +33,6 @@ PAPER = (
     "at h = 8 UserBehavior has the heavier tail, Amazon Books more of its instances on few nodes (no numbers printed);",
     "OTM's lift over JTM in recall@200 is 29.8 % on Amazon Books and 6.3 % on UserBehavior: more concentrated, more to gain",
 )
-
-Int64 = NDArray[np.int64]
 
 
 def relevant_instances(tree: Tree, instance_E: Int64, item_E: Int64) -> list[Int64]:
@@ -49,13 +47,13 @@ def relevant_instances(tree: Tree, instance_E: Int64, item_E: Int64) -> list[Int
     return levels[::-1]
 
 
-def shares(relevant: Int64) -> NDArray[np.float64]:
+def shares(relevant: Int64) -> Float64:
     """float64[n_h]: S_n / Σ S_n', largest first."""
-    descending: NDArray[np.float64] = np.sort(relevant)[::-1] / relevant.sum()
+    descending: Float64 = np.sort(relevant)[::-1] / relevant.sum()
     return descending
 
 
-def head_and_tail(share: NDArray[np.float64]) -> dict[str, float]:
+def head_and_tail(share: Float64) -> dict[str, float]:
     """What falls on the first tenth and on the second half of the nodes, a node on the border in proportion."""
     below = np.concatenate([[0], np.cumsum(share)])
     head, half = (float(np.interp(share_of_nodes * len(share), np.arange(len(below)), below)) for share_of_nodes in (0.1, 0.5))

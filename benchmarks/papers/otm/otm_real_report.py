@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Float64, Int64
 from espalier.metrics import precision_recall_f
 from training.compare.figures import standard_error
 from training.data.splits import EvaluationPair
@@ -22,7 +22,7 @@ MS = (10, 50, 200)
 Row = dict[str, Any]
 
 
-def measured(found_BM: NDArray[np.int64], pairs: Sequence[EvaluationPair], row_columns: Row) -> tuple[list[Row], NDArray[np.float64]]:
+def measured(found_BM: Int64, pairs: Sequence[EvaluationPair], row_columns: Row) -> tuple[list[Row], Float64]:
     """A row for every m, and the users' recall at the largest."""
     rows = []
     for m in MS:
@@ -32,7 +32,7 @@ def measured(found_BM: NDArray[np.int64], pairs: Sequence[EvaluationPair], row_c
     return rows, np.asarray(recall_B, np.float64)
 
 
-def recall_change(difference_B: NDArray[np.float64]) -> Row:
+def recall_change(difference_B: Float64) -> Row:
     """Against the best of the smaller beams, user by user."""
     return {"recall_change": float(difference_B.mean()), "recall_change_se": standard_error(difference_B)}
 

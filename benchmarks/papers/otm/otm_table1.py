@@ -16,11 +16,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from tqdm import tqdm
 
 from benchmarks.papers.otm.regret import regret_at_m
 from benchmarks.report_file import command_line, write_report
+from espalier.arrays import Array, Float64, Int64
 
 ITEMS, HEIGHT = 1000, 10
 GRID = 1 << 24
@@ -32,11 +32,11 @@ PUBLISHED = {
     "10000": (0.074, 0.050, 0.036, 0.031, 0.016),
     "inf float32": (0.059, 0.037, 0.024, 0.018, 0.011),
 }
-Levels = list[NDArray[Any]]
+Levels = list[Array]
 """Scores of the nodes of each level, root first."""
 
 
-def upward(leaves: NDArray[Any], join: np.ufunc) -> Levels:
+def upward(leaves: Array, join: np.ufunc) -> Levels:
     """Values of all levels from those of the leaves (last axis), joined pairwise."""
     levels = [leaves]
     while levels[0].shape[-1] > 1:
@@ -44,13 +44,13 @@ def upward(leaves: NDArray[Any], join: np.ufunc) -> Levels:
     return levels
 
 
-def estimated(rng: np.random.Generator, eta_M: NDArray[np.float64], instances: int) -> Levels:
+def estimated(rng: np.random.Generator, eta_M: Float64, instances: int) -> Levels:
     """The mean of z_n over `instances` instances, whose items are drawn independently."""
     relevant_NM = rng.random((instances, len(eta_M)), np.float32) < eta_M.astype(np.float32)
     return [z.mean(axis=0) for z in upward(relevant_NM, np.logical_or)]
 
 
-def scores(rng: np.random.Generator, eta_M: NDArray[np.float64]) -> dict[str, Levels]:
+def scores(rng: np.random.Generator, eta_M: Float64) -> dict[str, Levels]:
     none_M = (1 - eta_M).astype(np.float32)
     with np.errstate(divide="ignore"):
         log_none = upward(np.log1p(-eta_M), np.add)
@@ -62,7 +62,7 @@ def scores(rng: np.random.Generator, eta_M: NDArray[np.float64]) -> dict[str, Le
     }
 
 
-def beam_search(levels: Levels, beam_size: int) -> NDArray[np.int64]:
+def beam_search(levels: Levels, beam_size: int) -> Int64:
     """The leaves that beam search keeps of a complete binary tree; of equals the lower node."""
     beam_K = np.zeros(1, np.int64)
     for score in levels[1:]:

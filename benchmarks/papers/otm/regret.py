@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from espalier.arrays import Float64, Int64
 from espalier.errors import InvalidData
-from espalier.metrics import Float64, Int64, recommendations
+from espalier.metrics import recommendations
 from espalier.search import NO_ITEM
 
 

@@ -16,16 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Float32, Int64
 from espalier.errors import DeviceUnavailable, InvalidData
 from espalier.search import NO_ITEM
 
 if TYPE_CHECKING:
     import faiss
 
-Int64 = NDArray[np.int64]
-Float32 = NDArray[np.float32]
 
 LINKS = 32
 """Neighbours of an item in a layer (twice as many in the lowest)."""

@@ -28,13 +28,13 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 from scipy.sparse import csr_array, vstack
 
 from benchmarks.papers.product_search.text_report import best
 from benchmarks.papers.product_search.text_sets import SETS, dependencies, read_frame
 from benchmarks.quality.live_quality import put_placed
 from benchmarks.report_file import command_line, print_row, write_report
+from espalier.arrays import Bool, Int64
 from espalier.bundle import Bundle
 from espalier.engines import open_engine
 from espalier.errors import InvalidData
@@ -53,7 +53,6 @@ from training.live.publish_fold import publish_fold
 from training.specification.linear import LinearConfig, LinearSearch, LogData
 from training.specification.models import config_of
 
-Int64 = NDArray[np.int64]
 Row = dict[str, Any]
 Pair = tuple[str, list[int]]
 """A text and the numbers of its relevant items."""
@@ -69,7 +68,7 @@ class Texts:
     """texts: each item's own, empty where it has none; hidden_I: bool; pairs of training and of test, whose texts differ."""
 
     texts: list[str]
-    hidden_I: NDArray[np.bool_]
+    hidden_I: Bool
     train: list[Pair]
     test: list[Pair]
 

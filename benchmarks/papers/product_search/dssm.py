@@ -10,15 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from benchmarks.papers.product_search.ann import HnswIndex, faiss_is_installed
 from benchmarks.papers.product_search.text_report import M, Trained, best
 from benchmarks.papers.product_search.text_sets import WORD, Fold, Task
+from espalier.arrays import Float32, Int64
 from espalier.text.vectoriser import normalise
-
-Int64 = NDArray[np.int64]
-
 
 DIM, BUCKETS, BATCH = 128, 1 << 17, 512
 EF_SEARCH = (100, 400)
@@ -115,7 +112,7 @@ def dssm(cpu_s: float, task: Task, fold: Fold, folder: Path) -> list[Trained]:
         vectors = np.concatenate([model.items(rows, [item_bags[row] for row in rows]).numpy() for rows in row_blocks])
     seconds = time.process_time() - begin
 
-    def encode(text: str) -> NDArray[np.float32]:
+    def encode(text: str) -> Float32:
         with torch.inference_mode():
             return model.queries([bag_of(text)]).numpy()
 

@@ -26,11 +26,11 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
 from benchmarks.papers.product_search.product_sets import SETS, Products, products_of
 from benchmarks.papers.product_search.text_linear import engine_find
 from benchmarks.report_file import command_line, print_row, write_report
+from espalier.arrays import Int64
 from espalier.engines import open_engine
 from espalier.errors import EspalierError
 from espalier.placement.evidence import OWN_WEIGHTS
@@ -46,7 +46,7 @@ WEIGHTS = (0.0, 0.1, 0.3, 1.0)
 NOTHING = np.empty(0, np.int64)
 """BM25's answers are not filled up: recall counts what it found."""
 K1, B = (0.6, 1.2, 2.0), (0.3, 0.75)
-Find = Callable[[str], NDArray[np.int64]]
+Find = Callable[[str], Int64]
 
 
 def figures(find: Find, products: Products, queries: Sequence[str]) -> dict[str, float]:
@@ -76,8 +76,8 @@ def milliseconds(find: Find, queries: Sequence[str]) -> float:
 def answering(rank: Rank) -> Find:
     """A method's 100 best."""
 
-    def find(query: str) -> NDArray[np.int64]:
-        rows: NDArray[np.int64] = rank([query], 100, False)[0]
+    def find(query: str) -> Int64:
+        rows: Int64 = rank([query], 100, False)[0]
         return rows[rows >= 0]
 
     return find
@@ -89,9 +89,9 @@ def by_bm25s(texts: Sequence[str]) -> Find:
     index = bm25s.BM25()
     index.index(bm25s.tokenize(texts, stopwords=None, show_progress=False), show_progress=False)
 
-    def find(query: str) -> NDArray[np.int64]:
+    def find(query: str) -> Int64:
         tokens = bm25s.tokenize([query], stopwords=None, show_progress=False, return_ids=False)
-        rows: NDArray[np.int64] = index.retrieve(tokens, k=100, show_progress=False).documents[0]
+        rows: Int64 = index.retrieve(tokens, k=100, show_progress=False).documents[0]
         return rows
 
     return find
@@ -109,7 +109,7 @@ def by_tantivy(texts: Sequence[str]) -> Find:
     index.reload()
     searcher = index.searcher()
 
-    def find(query: str) -> NDArray[np.int64]:
+    def find(query: str) -> Int64:
         parsed = index.parse_query("".join(letter if letter.isalnum() else " " for letter in query.lower()), ["text"])
         return np.array([searcher.doc(address)["row"][0] for _, address in searcher.search(parsed, 100).hits], np.int64)
 

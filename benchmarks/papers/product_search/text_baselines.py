@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from benchmarks.papers.product_search.text_linear import blocks_of
 from benchmarks.papers.product_search.text_report import Trained, best
 from benchmarks.papers.product_search.text_sets import WORD, Fold, Task, item_rows
+from espalier.arrays import Int64
 from espalier.errors import InvalidConfig
 from espalier.text.vectoriser import Vectoriser, normalise
 from training.data.csr import Csr, as_matrix
@@ -24,7 +24,6 @@ from training.data.query_logs import LabelledTexts
 from training.data.xmc import LabelledPoints
 from training.linear.label_features import pifa
 
-Int64 = NDArray[np.int64]
 NEIGHBOURS = 50
 
 

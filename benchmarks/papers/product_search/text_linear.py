@@ -12,13 +12,13 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import polars as pl
-from numpy.typing import NDArray
 
 from benchmarks.papers.product_search.text_report import Find, M, Trained
 from benchmarks.papers.product_search.text_sets import Fold, Task, item_rows
+from espalier.arrays import Array
 from espalier.bundle import Bundle
 from espalier.chunks import Chunks, TreeChunks
 from espalier.engines import open_engine
@@ -101,7 +101,7 @@ def fit(task: Task, fold: Fold, recipe: Recipe, folder: Path) -> Fitted:
     return Fitted(config, prepared, tree, chunks, time.process_time() - begin)
 
 
-def _log(texts: Sequence[str], rows: Iterable[NDArray[Any]], ids: Sequence[str]) -> pl.DataFrame:
+def _log(texts: Sequence[str], rows: Iterable[Array], ids: Sequence[str]) -> pl.DataFrame:
     return pl.DataFrame({"query": texts, "item": [[ids[row] for row in text_rows.tolist()] for text_rows in rows]}).explode("item")
 
 

@@ -18,16 +18,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from benchmarks.papers.product_search.text_sets import Fold, Task
 from benchmarks.report_file import print_row
+from espalier.arrays import Array, Float64, Int64
 from espalier.errors import InvalidConfig
 from espalier.hardware import hardware
 from espalier.metrics import precision_recall_f
 from espalier.search import NO_ITEM
 
-Int64 = NDArray[np.int64]
 Row = dict[str, Any]
 Find = Callable[[str], Int64]
 """A text → int64[≤ M] item rows, best first."""
@@ -47,7 +46,7 @@ class Trained:
     close: Callable[[], object] = lambda: None
 
 
-def best(scores: NDArray[Any], m: int = M) -> Int64:
+def best(scores: Array, m: int = M) -> Int64:
     """The positions of the m largest, largest first; ties by position."""
     if len(scores) > m:
         top_m = np.sort(np.argpartition(-scores, m - 1)[:m])
@@ -55,7 +54,7 @@ def best(scores: NDArray[Any], m: int = M) -> Int64:
     return np.argsort(-scores, kind="stable")
 
 
-def measure(find: Find, fold: Fold) -> tuple[dict[int, NDArray[np.float64]], NDArray[np.float64]]:
+def measure(find: Find, fold: Fold) -> tuple[dict[int, Float64], Float64]:
     """Recall of every test query by m, and its milliseconds."""
     found_BM = np.full((len(fold.texts), M), NO_ITEM, np.int64)
     ms_B = np.zeros(len(fold.texts))

@@ -29,12 +29,10 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
+from espalier.arrays import Bool, Int32, Int64
 from espalier.errors import InvalidData
 from training.data.query_logs import LabelledTexts, labelled
-
-Int64 = NDArray[np.int64]
 
 RUN = 8
 """Words in a row that two texts share when they are not `apart`."""
@@ -57,7 +55,7 @@ class Fold:
     train: LabelledTexts
     texts: list[str]
     relevant: list[Int64]
-    apart: NDArray[np.bool_]
+    apart: Bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,5 +168,5 @@ def _runs(text: str) -> set[int]:
     return {hash(tuple(words[k : k + RUN])) for k in range(len(words) - RUN + 1)}
 
 
-def item_rows(texts: LabelledTexts) -> list[NDArray[np.int32]]:
+def item_rows(texts: LabelledTexts) -> list[Int32]:
     return np.split(texts.labels.indices, texts.labels.indptr[1:-1])

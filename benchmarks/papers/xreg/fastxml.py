@@ -20,18 +20,17 @@ Legend: B points, F features, I labels, R points of a node, N nodes, T trees, E 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from benchmarks.papers.xreg.l1_linear import Columns, Stop, minimise
+from espalier.arrays import Array, Float32, Int64
 from espalier.compiled_code import compiled
 from espalier.search import NO_ITEM
 from training.data.csr import Csr, normalised
 from training.data.xmc import LabelledPoints
 
-Array = NDArray[Any]
 STOP = Stop(tolerance=0.01, rounds=10, passes=10)
 LEAST_GAIN = 1e-6
 """The mean gain of a point below which rankings and sides are not improved further."""
@@ -63,7 +62,7 @@ class TailClassifiers:
     """
 
     means: Csr
-    square_I: NDArray[np.float32]
+    square_I: Float32
     alpha: float = 0.8
     gamma: float = 30.0
 
@@ -104,7 +103,7 @@ class FastXml:
     bias: float
     tail: TailClassifiers | None
 
-    def best(self, points: Csr, most: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    def best(self, points: Csr, most: int) -> tuple[Int64, Float32]:
         """int64[B, M] and float32[B, M]: the best labels of points and their scores, NO_ITEM and 0 where there are none."""
         label_BM = np.full((points.shape[0], most), NO_ITEM, np.int64)
         score_BM = np.zeros((points.shape[0], most), np.float32)
@@ -200,7 +199,7 @@ def _joined(node_arrays: list[tuple[Array, Array]]) -> tuple[Array, Array]:
     return np.concatenate([arrays[0] for arrays in node_arrays]), np.concatenate([arrays[1] for arrays in node_arrays])
 
 
-def _offsets(node_arrays: list[tuple[Array, Array]]) -> NDArray[np.int64]:
+def _offsets(node_arrays: list[tuple[Array, Array]]) -> Int64:
     return np.append(0, np.cumsum([len(arrays[0]) for arrays in node_arrays])).astype(np.int64)
 
 

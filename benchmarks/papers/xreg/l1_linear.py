@@ -16,11 +16,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Array, Float64
 from espalier.compiled_code import compiled
 
-Array = NDArray[Any]
 FLOOR = 1e-12
 """Least curvature, and least change of a weight."""
 LONGEST = 10.0
@@ -55,7 +54,7 @@ class Stop(NamedTuple):
     passes: int
 
 
-def minimise(columns: Columns, sign_R: Array, cost_R: Array, hinge: bool, stop: Stop, seed: int) -> NDArray[np.float64]:
+def minimise(columns: Columns, sign_R: Array, cost_R: Array, hinge: bool, stop: Stop, seed: int) -> Float64:
     """float64[F]: the weights.
 
     sign_R  float64, ±1

@@ -14,14 +14,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import minimize
 
 from benchmarks.papers.xreg.linear_scores import LinearScores, with_bias
+from espalier.arrays import Bool, Float64, Int64
 from training.data.csr import Csr
 from training.data.xmc import LabelledPoints
 
-Float64 = NDArray[np.float64]
 STEPS = 30
 MOST_WITHOUT = 4000
 
@@ -35,7 +34,7 @@ def fit_label_rank_svm(train: LabelledPoints, cost: float, seed: int = 1) -> Lin
     return LinearScores(weight_FI)
 
 
-def problems(labels: Csr, seed: int) -> Iterator[tuple[int, NDArray[np.int64], int, float]]:
+def problems(labels: Csr, seed: int) -> Iterator[tuple[int, Int64, int, float]]:
     """The labels that some points have and some have not.
 
     Yields (label, int64[R]: the points that take part, those with the label first, how many these are, y_l / N).
@@ -63,7 +62,7 @@ def _ranker(inputs: Csr, having: int, cost: float) -> Float64:
     return weight_F
 
 
-def pair_loss(score_B: Float64, has_B: NDArray[np.bool_]) -> tuple[float, Float64]:
+def pair_loss(score_B: Float64, has_B: Bool) -> tuple[float, Float64]:
     """Σ max(0, 1 − s_i + s_j)² over points i with the label and j without it, and its derivative by each score, in O(B log B)."""
     high_P, low_N = np.sort(score_B[has_B] - 1), np.sort(score_B[~has_B])
     # Of one with the label: the sums over those without it whose score is above its own less 1, and the other way round.

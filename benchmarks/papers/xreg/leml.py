@@ -11,13 +11,12 @@ Legend: B points, F features and the bias's, I labels, K rank.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from benchmarks.papers.xreg.linear_scores import LinearScores, with_bias
+from espalier.arrays import Float64
 from training.data.csr import Csr
 from training.data.xmc import LabelledPoints
 
-Float64 = NDArray[np.float64]
 ROUNDS, STEPS, TOLERANCE = 10, 10, 1e-2
 """Turns; most steps of conjugate gradients in one, which end at this share of the first gradient."""
 SMALL = 8192

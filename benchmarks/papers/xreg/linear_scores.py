@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.sparse import csc_array, csr_array, hstack, issparse
 
+from espalier.arrays import Array, Float32, Int64
 from training.data.csr import Csr, normalised
 
 BLOCK = 512
@@ -35,16 +35,16 @@ class LinearScores:
     right  float32[K, I], or None
     """
 
-    left: NDArray[np.float32] | csc_array[Any]
-    right: NDArray[np.float32] | None = None
+    left: Float32 | csc_array[Any]
+    right: Float32 | None = None
 
-    def best(self, points: Csr, most: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    def best(self, points: Csr, most: int) -> tuple[Int64, Float32]:
         """int64[B, M] and float32[B, M], M at most I: the labels of highest scores, best first, and their scores."""
         inputs = with_bias(points)
         blocks = [self._best(inputs[begin : begin + BLOCK], most) for begin in range(0, inputs.shape[0], BLOCK)]
         return np.concatenate([block[0] for block in blocks]), np.concatenate([block[1] for block in blocks])
 
-    def _best(self, inputs: Csr, most: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    def _best(self, inputs: Csr, most: int) -> tuple[Int64, Float32]:
         score_BI: Any = inputs @ self.left
         if not isinstance(score_BI, np.ndarray):
             score_BI = score_BI.toarray()
@@ -55,7 +55,7 @@ class LinearScores:
         label_BM = np.take_along_axis(some_BM, order_BM, axis=1)
         return label_BM, np.take_along_axis(score_BI, label_BM, axis=1)
 
-    def arrays(self) -> dict[str, NDArray[Any]]:
+    def arrays(self) -> dict[str, Array]:
         if issparse(self.left):
             return {name: getattr(self.left, name) for name in ("data", "indices", "indptr")}
         return {"left": np.asarray(self.left)} | ({} if self.right is None else {"right": self.right})

@@ -27,13 +27,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from benchmarks.papers.xreg.xmc_baselines import BASELINES, BASELINES_OF_RELEVANCE
 from benchmarks.papers.xreg.xmc_figures import Predictions, figures_of
 from benchmarks.papers.xreg.xmc_sets import npz_data, read_set, write_npz
 from benchmarks.papers.xreg.xmc_systems import MODELS, OF_RELEVANCE, ONE_THREAD, configuration, linear_config, name_of
 from benchmarks.report_file import command_line, print_row, write_report
+from espalier.arrays import Float32, Int64
 from espalier.bundle import Bundle
 from espalier.engines import open_engine
 from espalier.errors import EspalierError
@@ -128,7 +128,7 @@ def _median_ms(calls: Sequence[Callable[[], object]]) -> float:
     return 1e3 * float(np.median(times_s))
 
 
-def relevance_of(stacking: Stacking, rows: NDArray[np.int64], scores: NDArray[np.float32]) -> NDArray[np.float32]:
+def relevance_of(stacking: Stacking, rows: Int64, scores: Float32) -> Float32:
     """float32, same shape: estimates of relevance, p · w, of items (−1: none) with scores p · w^power."""
     is_item = rows >= 0
     log_weight = np.where(is_item, stacking.tables.log_weight[np.where(is_item, rows, 0)], np.float32(0))

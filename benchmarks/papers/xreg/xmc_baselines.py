@@ -17,16 +17,16 @@ BibTeX.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from benchmarks.papers.xreg.fastxml import FastXmlOptions, fit_fastxml, tail_classifiers
 from benchmarks.papers.xreg.label_rank_svm import fit_label_rank_svm
 from benchmarks.papers.xreg.least_squares import fit_least_squares
 from benchmarks.papers.xreg.leml import fit_leml
 from benchmarks.papers.xreg.proxml import fit_proxml
+from espalier.arrays import Array, Float32, Int64
 from training.data.csr import Csr, as_rows
 from training.data.relevance import LabelRelevance, scale_of
 from training.data.xmc import LabelledPoints
@@ -43,10 +43,10 @@ HELD_OUT = 10
 class Predictor(Protocol):
     """A trained method."""
 
-    def best(self, points: Csr, most: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    def best(self, points: Csr, most: int) -> tuple[Int64, Float32]:
         """int64[B, M] and float32[B, M]: the best labels of points, best first, and their scores; NO_ITEM and 0 if there are fewer."""
 
-    def arrays(self) -> dict[str, NDArray[Any]]:
+    def arrays(self) -> dict[str, Array]:
         """The arrays that would be stored, by name."""
 
 

@@ -8,11 +8,10 @@ Legend: B points, I labels, M results.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Array, Float64, Int64
 from espalier.label_counts import LabelCounts
 from training.data.csr import as_rows
 from training.data.relevance import inverse_propensities
@@ -34,8 +33,8 @@ class Predictions:
     zero                whether only the order counts, with values of almost 0 (XReg-zero)
     """
 
-    rows_BM: NDArray[np.int64]
-    scores_BM: NDArray[Any]
+    rows_BM: Int64
+    scores_BM: Array
     of_relevance: bool = False
     zero: bool = False
 
@@ -56,7 +55,7 @@ def figures_of(predictions: Predictions, train: LabelledPoints, test: LabelledPo
     }
 
 
-def quality(found_BM: NDArray[np.int64], test: LabelledPoints, training: LabelledPoints) -> dict[str, float]:
+def quality(found_BM: Int64, test: LabelledPoints, training: LabelledPoints) -> dict[str, float]:
     """P@k, nDCG@5, PSP@k (Jain et al. 2016, A = .55, B = 1.5) and R@k in %.
 
     R@k is the mean over points with labels, the others are over all points, as the repository's own scripts have them.
@@ -83,7 +82,7 @@ def quality(found_BM: NDArray[np.int64], test: LabelledPoints, training: Labelle
     return {name: round(100 * value, 2) for name, value in row.items()}
 
 
-def _relevances(train: LabelledPoints) -> tuple[NDArray[np.float64], float]:
+def _relevances(train: LabelledPoints) -> tuple[Float64, float]:
     """float64[I]: inverse propensities over the largest of all labels; and the largest of the labels that training points have."""
     counts = LabelCounts(np.bincount(train.labels.indices, minlength=train.labels.shape[1]).astype(np.int64), len(train))
     worth_I = inverse_propensities(counts, A, B)

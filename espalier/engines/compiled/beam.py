@@ -12,15 +12,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Array
 from espalier.compiled_code import compiled
 from espalier.engines.best_nodes import best_first, best_positions
 from espalier.engines.compiled.mlp import FAST, mlp_logits
 from espalier.engines.compiled.prefetch import LINE_BYTES, fetch
 from espalier.stored_numbers import number, scale
 
-Array = NDArray[Any]
 LARGEST = np.finfo(np.float32).max
 AHEAD = 16
 """How many candidates ahead of the current one rows are prefetched."""

@@ -13,8 +13,8 @@ from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Array
 from espalier.bundle import Bundle
 from espalier.engines.compiled.beam import search_queries
 from espalier.engines.compiled.mlp import packed
@@ -25,7 +25,6 @@ from espalier.search import Frontier, LevelTrace
 from espalier.stored_numbers import stored
 from espalier.tree import Tree
 
-Array = NDArray[Any]
 PER_THREAD = 8
 """Fewest queries for which another thread pays."""
 CHECKED_ROWS = 1 << 16

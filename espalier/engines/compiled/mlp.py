@@ -17,14 +17,13 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
-from numpy.typing import NDArray
 
+from espalier.arrays import Array
 from espalier.compiled_code import compiled
 from espalier.engines.scorer_weights import ScorerWeights
 from espalier.read_only import read_only
 from espalier.stored_numbers import number, scale
 
-Array = NDArray[Any]
 FAST = {"reassoc", "contract", "arcp", "nsz"}
 """Fast-math without `nnan` and `ninf`: numbers that are not finite must be seen."""
 ROWS, LANES = 6, 16

@@ -12,15 +12,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Array
 from espalier.compiled_code import compiled
 from espalier.engines.best_nodes import best_first, best_positions
 from espalier.engines.compiled.prefetch import LINE_BYTES, fetch_number
 from espalier.engines.linear.feature_tables import ENTRY_COUNTS, NO_ROW, slot_of
 from espalier.stored_numbers import number
 
-Array = NDArray[Any]
 Arrays = tuple[Array, ...]
 FAST = {"reassoc", "contract", "arcp", "nsz"}
 """Fast-math without `nnan` and `ninf`: numbers that are not finite must be seen."""

@@ -15,8 +15,8 @@ from itertools import repeat
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Array, Bool, Float32, Int64
 from espalier.chunks import Chunks, TreeChunks
 from espalier.engines.linear.beam import search_queries
 from espalier.engines.linear.feature_tables import FeatureTables
@@ -27,7 +27,6 @@ from espalier.search import Frontier
 from espalier.text.sparse_rows import SparseRows
 from espalier.tree import Tree
 
-Array = NDArray[Any]
 L3_HINGE = Ranking(activation="l3-hinge", own="log_activation", gamma=1)
 """How XR-Linear ranks: by the product of exp(−max(0, 1 − v)³) along the path (PECOS §3.4)."""
 PER_THREAD = 8
@@ -52,10 +51,10 @@ class BeamParams(NamedTuple):
     excluded_BX       int64[B, X]: nodes that each query excludes in addition, −1 as padding; None: no such nodes
     """
 
-    beam_size_B: NDArray[np.int64]
-    m_B: NDArray[np.int64]
-    groups: Sequence[tuple[NDArray[np.int64], NDArray[np.bool_] | None]] | None = None
-    excluded_BX: NDArray[np.int64] | None = None
+    beam_size_B: Int64
+    m_B: Int64
+    groups: Sequence[tuple[Int64, Bool | None]] | None = None
+    excluded_BX: Int64 | None = None
 
     @staticmethod
     def uniform(batch: int, beam_size: int, m: int) -> BeamParams:
@@ -78,9 +77,9 @@ class ChunkResults(NamedTuple):
     frontier  the nodes whose children were scored
     """
 
-    leaves_BM: NDArray[np.int64]
-    ranks_BM: NDArray[np.float32]
-    count_B: NDArray[np.int64]
+    leaves_BM: Int64
+    ranks_BM: Float32
+    count_B: Int64
     trace: Sequence[Array] = ()
     frontier: Frontier | None = None
 
@@ -161,9 +160,7 @@ class ChunkSearch:
             return ChunkResults(leaves_BM, ranks_BM, count_B, frontier=Frontier(traced[2][:, 0], traced[3][:, 0]))
         return ChunkResults(leaves_BM, ranks_BM, count_B, traced if trace else ())
 
-    def _search_groups(
-        self, groups: Sequence[tuple[NDArray[np.int64], NDArray[np.bool_] | None]], arrays: tuple[Array, ...], out: tuple[Array, ...]
-    ) -> int:
+    def _search_groups(self, groups: Sequence[tuple[Int64, Bool | None]], arrays: tuple[Array, ...], out: tuple[Array, ...]) -> int:
         """Call `search_queries` for each mask, in several threads if that pays; returns as it does."""
 
         def run(work: tuple[Array, ...], positions: Array, eligible_N: Array) -> int:

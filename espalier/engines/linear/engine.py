@@ -7,19 +7,14 @@ Legend: B queries, T trees, X excluded nodes, N nodes, M results, K beam, H leve
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Bool, Int64
 from espalier.bundle import Bundle
 from espalier.engines.linear.chunk_search import BeamParams, ChunkResults, ChunkSearch
 from espalier.engines.stages import Leaves, TreeQuery, TreeSearch
 from espalier.masks.eligibility import EligibleNodes
 from espalier.search import Frontier, LevelTrace, NodeMask
-
-Array = NDArray[Any]
-Int64 = NDArray[np.int64]
 
 
 class SparseSearch(TreeSearch):
@@ -53,7 +48,7 @@ class SparseSearch(TreeSearch):
             results.append(search.search(query.queries.features, params, query.trace, query.frontier))
         return self._leaves(query, results)
 
-    def _groups(self, eligible: EligibleNodes, is_joint: bool) -> list[tuple[Int64, NDArray[np.bool_] | None]] | None:
+    def _groups(self, eligible: EligibleNodes, is_joint: bool) -> list[tuple[Int64, Bool | None]] | None:
         """The groups of `BeamParams`. is_joint: the nodes of all trees are numbered one after the other."""
         groups = [
             (members, self._joint_mask(mask) if is_joint else None if mask is None else mask.eligible_N)
@@ -61,7 +56,7 @@ class SparseSearch(TreeSearch):
         ]
         return None if all(eligible_N is None for _, eligible_N in groups) else groups
 
-    def _joint_mask(self, first: NodeMask | None) -> NDArray[np.bool_] | None:
+    def _joint_mask(self, first: NodeMask | None) -> Bool | None:
         """One mask over the nodes of all trees. The first tree's mask knows the other trees' masks, unless the query has no filter."""
         return first.every_tree_N if first is not None and first.others else self._every_N
 

@@ -19,15 +19,14 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Array
 from espalier.chunks import Chunks
 from espalier.compiled_code import compiled
 from espalier.read_only import read_only
 from espalier.stored_numbers import stored
 from espalier.tree import Tree
 
-Array = NDArray[Any]
 DIRECT_SLOTS = 8
 """Most slots per row of a direct-addressed table."""
 DIRECT_BYTES = 64 << 20

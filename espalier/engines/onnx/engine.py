@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Bool, Float32, Int64
 from espalier.bundle import Bundle
 from espalier.engines.encoder import free_inputs
 from espalier.engines.graphs import load_graph
@@ -24,9 +24,6 @@ from espalier.errors import DeviceUnavailable
 from espalier.search import Frontier, LevelTrace
 
 log = logging.getLogger(__name__)
-Array = NDArray[Any]
-Int64 = NDArray[np.int64]
-Floats = NDArray[np.float32]
 GPU_GROUP = 64
 """Queries that a GPU scores together."""
 
@@ -48,8 +45,8 @@ class _Level(NamedTuple):
     """One level of one query's search: the candidates, ascending by node, and the positions of the kept ones, ascending."""
 
     nodes_C: Int64
-    ranks_C: Floats
-    keys_C: Floats
+    ranks_C: Float32
+    keys_C: Float32
     kept_K: Int64
 
 
@@ -98,7 +95,7 @@ class OnnxSearch(TreeSearch):
         frontiers = (self._frontier(paths),) if query.frontier else ()
         return Leaves(rows_BTM, ranks_BTM, keys_BTM, count_BT, finite_B, traces, frontiers)
 
-    def _searched(self, query: TreeQuery, members: range, finite_B: NDArray[np.bool_]) -> list[list[_Level]]:
+    def _searched(self, query: TreeQuery, members: range, finite_B: Bool) -> list[list[_Level]]:
         """The levels of some queries that are scored together."""
         tree, gamma, (eligible,) = self._tree, self._ranking.gamma, query.eligible_T
         starts = tree.start_levels(query.beam_size_B[members]).tolist()
@@ -124,7 +121,7 @@ class OnnxSearch(TreeSearch):
                 paths[i].append(scored_level)
         return paths
 
-    def _logits(self, query: TreeQuery, members: range, level: int, nodes: Sequence[Int64]) -> list[Floats]:
+    def _logits(self, query: TreeQuery, members: range, level: int, nodes: Sequence[Int64]) -> list[Float32]:
         """The logits of each query's nodes."""
         states_BLS = query.states_BLS
         if states_BLS is None or not any(map(len, nodes)):
@@ -136,7 +133,7 @@ class OnnxSearch(TreeSearch):
         return [logits_BC[i, : len(nodes_C)] for i, nodes_C in enumerate(nodes)]
 
     def _level(
-        self, query: TreeQuery, b: int, level: int, nodes_C: Int64, logits_C: Floats, parents: _Level, slot_C: Int64, matters: bool
+        self, query: TreeQuery, b: int, level: int, nodes_C: Int64, logits_C: Float32, parents: _Level, slot_C: Int64, matters: bool
     ) -> _Level:
         """The ranks, the keys and the kept nodes of a level. matters: whether its ranks can change the answer."""
         with np.errstate(over="ignore", invalid="ignore"):
@@ -176,7 +173,7 @@ def _trace(path: Sequence[_Level]) -> tuple[LevelTrace, ...]:
     return tuple(levels)
 
 
-def _values_at(nodes_X: Int64, values_X: Floats, nodes_C: Int64) -> Floats:
+def _values_at(nodes_X: Int64, values_X: Float32, nodes_C: Int64) -> Float32:
     """float32[C]: the values of nodes, 0 for those that a list (ascending) does not have."""
     if not len(nodes_X):
         return np.zeros(len(nodes_C), np.float32)

@@ -18,11 +18,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
 from benchmarks.random_bundles import random_queries
 from espalier import stored_arrays
+from espalier.arrays import Array
 from espalier.bundle import GRAPH_PARTS, Bundle, parse_manifest, parts_of
 from espalier.chunks import ARRAYS, MAX_CHILDREN, Chunks
 from espalier.engines import open_engine
@@ -140,7 +140,7 @@ def test_nonsense_is_refused_by_the_name_of_its_part_and_random_damage_refused_o
         (path / part).write_bytes(whole)
 
 
-def wrong_number(array: NDArray[Any], rng: np.random.Generator) -> Any:
+def wrong_number(array: Array, rng: np.random.Generator) -> Any:
     if array.dtype.kind == "f":
         return rng.choice([np.nan, np.inf, -np.inf, -1, 3e38])
     neighbour = array.flat[rng.integers(array.size)]
@@ -399,7 +399,7 @@ def test_a_folder_without_a_manifest_is_no_bundle(tmp_path: Path) -> None:
 # -- arrays -------------------------------------------------------------------------------------------------------------
 
 
-Arrays = dict[str, NDArray[Any]]
+Arrays = dict[str, Array]
 
 
 def put(name: str, place: int | slice, value: Any) -> Callable[[Arrays], Arrays]:
@@ -412,7 +412,7 @@ def put(name: str, place: int | slice, value: Any) -> Callable[[Arrays], Arrays]
     return change
 
 
-def swap(name: str, to: Callable[[NDArray[Any]], Any]) -> Callable[[Arrays], Arrays]:
+def swap(name: str, to: Callable[[Array], Any]) -> Callable[[Arrays], Arrays]:
     """Another array under a name."""
     return lambda arrays: {**arrays, name: np.ascontiguousarray(to(arrays[name]))}
 

@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from numpy.testing import assert_allclose
-from numpy.typing import NDArray
 
+from espalier.arrays import Array, Float32
 from espalier.content.features import ContentFeatures, value_hash
 from espalier.content_info import ContentColumn, ContentInfo
 from espalier.errors import BundleCorrupt, InvalidConfig, InvalidQuery
@@ -33,7 +33,7 @@ def content_of(items: list[dict[str, Any]] = ITEMS, **config: Any) -> ItemConten
     return content
 
 
-def dense(content: ItemContent, fields: list[dict[str, Any]]) -> NDArray[np.float32]:
+def dense(content: ItemContent, fields: list[dict[str, Any]]) -> Float32:
     rows = ContentFeatures(content.info, content.arrays).of(fields)
     rows.check()
     out = np.zeros((len(rows), rows.width), np.float32)
@@ -137,7 +137,7 @@ def test_a_field_of_another_kind_is_named(field: str, value: object, expected: s
         ContentFeatures(content.info, content.arrays).of([{}, {field: value}])
 
 
-def damaged(arrays: dict[str, NDArray[Any]], name: str, **changes: Any) -> dict[str, NDArray[Any]]:
+def damaged(arrays: dict[str, Array], name: str, **changes: Any) -> dict[str, Array]:
     array = arrays[name].copy()
     for place, value in changes.items():
         array[int(place.removeprefix("at"))] = value

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
-from numpy.typing import NDArray
 
 from benchmarks.random_bundles import make_bundle, make_linear_bundle, random_memory, sparse_rows
+from espalier.arrays import Float64
 from espalier.bundle import Bundle
 from espalier.engines import open_engine
 from espalier.engines.linear.chunk_search import L3_HINGE, BeamParams, ChunkSearch
@@ -219,7 +219,7 @@ def test_the_nearest_rows_are_those_of_the_same_direction_and_an_item_is_not_its
     assert others[:-1].tolist() == items[1:].tolist()
 
 
-def trial_of(gaps: NDArray[np.float64], found: int) -> tuple[Background, Trial]:
+def trial_of(gaps: Float64, found: int) -> tuple[Background, Trial]:
     """A query for each gap, and an item under the one parent in all beams, which came back for some of them when it was trained."""
     batch = len(gaps)
     frontier = Frontier(np.full((batch, 1), 5), np.zeros((batch, 1), np.float32))
@@ -507,7 +507,7 @@ def test_nearest_items_are_those_of_the_largest_cosine(seed: int, count: int) ->
         assert_array_equal(cosine_nK[i, len(best) :], 0)
 
 
-def dense(rows: SparseRows) -> NDArray[np.float64]:
+def dense(rows: SparseRows) -> Float64:
     full = np.zeros((len(rows), rows.width))
     for i in range(len(rows)):
         own = slice(int(rows.indptr[i]), int(rows.indptr[i + 1]))

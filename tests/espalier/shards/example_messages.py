@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Float32
 from espalier.queries import HistoryKind, QueryBatch
 from espalier.search import Frontier, LevelTrace, SearchResult
 from espalier.shards.messages import MaskBits, Pin, ShardAnswer, ShardQuery
@@ -15,7 +15,7 @@ from espalier.shards.messages import MaskBits, Pin, ShardAnswer, ShardQuery
 PIN = Pin("sample", 3, "a" * 64, 1, 4)
 
 
-def floats(rng: np.random.Generator, *shape: int) -> NDArray[np.float32]:
+def floats(rng: np.random.Generator, *shape: int) -> Float32:
     return rng.normal(size=shape).astype(np.float32)
 
 

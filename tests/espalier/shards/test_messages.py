@@ -17,8 +17,8 @@ import pytest
 import safetensors.numpy
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
+from espalier.arrays import Float32
 from espalier.engines.stages import TreeQuery
 from espalier.errors import InvalidMessage
 from espalier.masks.eligibility import EligibleNodes
@@ -256,7 +256,7 @@ def features(indices: list[int], values: list[float]) -> QueryBatch:
     return QueryBatch(FeaturesKind(width=6), SparseRows(*own, 6))
 
 
-def states(value: float) -> NDArray[np.float32]:
+def states(value: float) -> Float32:
     found = np.zeros((2, 3, 4), np.float32)
     found[1, 2, 3] = value
     return found

@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
-from numpy.typing import NDArray
 
 from benchmarks.random_bundles import make_bundle, random_tree, tree_over
+from espalier.arrays import Float32, Float64, Int64
 from espalier.bundle import Bundle
 from espalier.bundle_writer import GraphContent
 from espalier.engines import open_engine
@@ -43,9 +43,6 @@ from training.live.fold_log import fold_log, stated_counts
 from training.live.learned_fold import put_since_training, with_new_counts
 from training.neighbours.fit import WITHOUT_ORDER
 from training.neighbours.neighbour_lists import NeighbourLists
-
-Int64 = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 
 @pytest.fixture
@@ -250,7 +247,7 @@ def random_product(folder: Path, rng: np.random.Generator) -> Bundle:
     return make_bundle(folder, rng, random_tree(rng, 3, 4, empty_share=0.1), "product", gamma=0.5, integer=False)
 
 
-def shares(bundle: Bundle, histories: list[Int64], rows_ND: Floats) -> tuple[Floats, Floats]:
+def shares(bundle: Bundle, histories: list[Int64], rows_ND: Float64) -> tuple[Float64, Float64]:
     """float64[B, leaves] and float64[B, S], leaf by leaf: softmax shares by the ranks along paths, and states on the leaf level."""
     kind, tree = bundle.manifest.query, bundle.tree
     assert isinstance(kind, HistoryKind)
@@ -354,7 +351,7 @@ def test_a_live_item_has_the_share_of_all_its_events_though_its_row_is_fitted_to
 ) -> None:
     seen: list[Any] = []
 
-    def noted(bundle: Bundle, *given: Any) -> NDArray[np.float32]:
+    def noted(bundle: Bundle, *given: Any) -> Float32:
         seen.append(given)
         return fitted_rows(bundle, *given)
 

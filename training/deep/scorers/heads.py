@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from espalier.arrays import Float32
 from espalier.engines.scorer_weights import Layer, ScorerWeights
 
 from ...deep.parallel import drawn_rows
@@ -142,7 +142,7 @@ class ProductHead(nn.Module):
         return ScorerWeights()
 
 
-def _array(weights: Tensor) -> NDArray[np.float32]:
+def _array(weights: Tensor) -> Float32:
     return weights.detach().float().numpy()
 
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from espalier.arrays import Float64, Int32, Int64
 from espalier.errors import InvalidData
 
-from ...arrays import Int64
 from ...data.interactions import Interactions
 
 
@@ -73,7 +73,7 @@ class SequenceSource:
         begin_W = np.where(number_W == 0, 0, first_U[user_W] + (number_W - 1) * self.length)
         return start_U[user_W] + begin_W, end_W - begin_W
 
-    def _shuffled(self, rng: np.random.Generator) -> NDArray[np.int32]:
+    def _shuffled(self, rng: np.random.Generator) -> Int32:
         """int32[E]: the events, those of each list in another order."""
         user_E = np.repeat(np.arange(self.lists.user_count), np.diff(self.lists.offset_U1))
         return self.lists.item_of_event_E[np.lexsort((rng.random(len(user_E)), user_E))]
@@ -142,7 +142,7 @@ def trained_positions(
     return TrainedPositions(sequence_N, position_N, target_NP)
 
 
-def _skip_counts(share: NDArray[np.float64], remaining: Int64, nearness: float) -> Int64:
+def _skip_counts(share: Float64, remaining: Int64, nearness: float) -> Int64:
     """How many items are skipped, 0 … remaining − 1: where shares (0 to 1) of the integral of t^−nearness from ½ to remaining + ½ end."""
     if abs(1 - nearness) < 1e-6:
         end = 0.5 * (2 * remaining + 1.0) ** share

@@ -25,8 +25,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
+
+from espalier.arrays import Float64
 
 from ...deep.jtm import sum_below
 from ...deep.sequence.blocked_softmax import mean_log_sum, positions_in
@@ -61,7 +62,7 @@ class ColumnSource:
     whole    a level with at most so many nodes is not estimated
     """
 
-    def __init__(self, topology: Topology, share_I: NDArray[np.float64], draws: int, whole: int) -> None:
+    def __init__(self, topology: Topology, share_I: Float64, draws: int, whole: int) -> None:
         tree = topology.tree
         share_n = np.zeros(tree.leaf_count)
         share_n[tree.leaf_of_item - tree.leaf_offset] = share_I

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ...arrays import Int64
+from espalier.arrays import Int64
+
 from ...data.interactions import Interactions
 from ...data.splits import EvaluationPair
 from ...deep.prepare import Prepared
