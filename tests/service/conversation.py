@@ -17,12 +17,12 @@ LINES = {"Content-Type": "application/x-ndjson"}
 
 
 class Conversation:
-    """asked: how often the application wanted more of the body. fails: what sending raises."""
+    """asked: how often the application wanted more of the body. offered: how often it sent something. fails: what sending raises."""
 
     def __init__(self, running: Running, path: str, headers: Mapping[str, str] = LINES) -> None:
         self._sent, self._got, self._taking = asyncio.Queue[Message](), asyncio.Queue[Message](), asyncio.Event()
         self._taking.set()
-        self.asked = 0
+        self.asked = self.offered = 0
         self.fails: Exception | None = None
         named = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
         scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": named, "state": {}}
@@ -33,6 +33,7 @@ class Conversation:
         return await self._sent.get()
 
     async def _send(self, message: Message) -> None:
+        self.offered += 1
         await self._taking.wait()
         if self.fails is not None:
             raise self.fails

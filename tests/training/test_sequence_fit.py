@@ -152,10 +152,10 @@ def test_fewer_steps_than_configured_are_told_once(
 ) -> None:
     caplog.set_level(logging.INFO)
     raw = settings(log)
-    run = begun(raw | {"optimiser": {"places": 200, "epochs": 0.5} | optimiser}, tmp_path)
+    run = begun(raw | {"optimiser": {"places": 20, "epochs": 0.5} | optimiser}, tmp_path)
     assert with_rules(run.config, run.prepared) == run.config
     events = np.diff(run.prepared.interactions.offset_U1)[run.prepared.split.train].sum()
-    line = f"1,000 steps: {1000 * 200 / events:.1f} passes over the lists (optimiser.epochs); optimiser.steps allows 100,000"
+    line = f"1,000 steps: {1000 * 20 / events:.1f} passes over the lists (optimiser.epochs); optimiser.steps allows 100,000"
     assert [record.message for record in caplog.records if "optimiser.steps" in record.message] == [line] * told
 
 

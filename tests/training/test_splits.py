@@ -53,13 +53,6 @@ def test_every_user_is_in_exactly_one_part_of_the_stated_size_by_the_seed(tmp_pa
         by_user(log_of([[0, 1]] * 9), tmp_path, seed=0, validation_share=0.1)
 
 
-@pytest.mark.parametrize(("users", "validation"), [(100, 10), (132, 13), (133, 30), (299, 30), (400, 40)])
-def test_a_small_log_holds_out_enough_users_to_choose_by_if_they_are_a_quarter(tmp_path: Path, users: int, validation: int) -> None:
-    log = log_of([[0, 1]] * users)
-    assert len(split_log(log, UserSplit(), CsvFormat(), tmp_path, seed=3).validation) == validation
-    assert len(by_user(log, tmp_path, seed=3, validation_share=0.1).validation) == users // 10, "as configured"
-
-
 @pytest.mark.parametrize(("longest", "least"), [(12, 10), (7, 5), (4, 3), (2, 2)])
 def test_users_with_few_events_are_learned_from_but_not_held_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, longest: int, least: int

@@ -26,7 +26,7 @@ from espalier.wording import either
 from ..data.cut_lists import events_before, first_events, iso, moment_of, with_events
 from ..data.interactions import Interactions, read_interactions
 from ..specification.log_format import LogFormat, TableFormat
-from ..specification.splits import DateSplit, FileSplit, LastSplit, SplitConfig, UserSplit, validation_users
+from ..specification.splits import DateSplit, FileSplit, LastSplit, SplitConfig, UserSplit
 
 log = logging.getLogger(__name__)
 
@@ -155,8 +155,7 @@ def _by_user(interactions: Interactions, long_U: Bool, config: UserSplit, seed: 
     users; all others train.
     """
     shuffled = np.random.default_rng(seed).permutation(np.flatnonzero(long_U)).astype(np.int64)
-    test = int(config.test_share * len(shuffled))
-    validation = validation_users(config.validation_share, len(shuffled), test)
+    test, validation = int(config.test_share * len(shuffled)), int(config.validation_share * len(shuffled))
     held_out = np.split(shuffled[: test + validation], [test])
     user_groups = [*(np.sort(users) for users in held_out), np.setdiff1d(np.arange(interactions.user_count), shuffled[: test + validation])]
     of_vectors = interactions.vectors_UF is not None
@@ -242,7 +241,7 @@ def _by_file(interactions: Interactions, config: FileSplit, log_format: LogForma
             "%s: %d of %d relevant items are in the log for the same user, too. If these are the same events, leave them out of the log",
             *(config.test, learned, sum(len(pair.relevant) for pair in test)),
         )
-    validation, kept_E = _hidden(interactions, share, validation_users(config.validation_share, interactions.user_count), seed)
+    validation, kept_E = _hidden(interactions, share, config.validation_share, seed)
     lists = with_events(interactions, lambda events: kept_E[events], work)
     return Split(lists, np.flatnonzero(np.diff(lists.offset_U1)), validation, test, config)
 
@@ -262,7 +261,7 @@ def _vectors_by_file(interactions: Interactions, config: FileSplit, log_format: 
     if missing or repeated:
         log.warning("%s: %d items are not in the log and are left out; %d queries are in the log, too", config.test, missing, repeated)
     shuffled = np.random.default_rng([seed, 4]).permutation(interactions.user_count).astype(np.int64)
-    validation_count = max(1, validation_users(config.validation_share, interactions.user_count))
+    validation_count = max(1, int(config.validation_share * interactions.user_count))
     validation = whole_lists(interactions, np.sort(shuffled[:validation_count]))
     return Split(interactions, np.sort(shuffled[validation_count:]), validation, test, config)
 
@@ -273,12 +272,12 @@ def _second_log(config: FileSplit, log_format: LogFormat, work: Path) -> Interac
     return read_interactions(config.test, log_format.model_copy(update={"min_user_events": 1, "min_item_events": 1}), work)
 
 
-def _hidden(interactions: Interactions, share: float, users: int, seed: int) -> tuple[list[EvaluationPair], Bool]:
+def _hidden(interactions: Interactions, share: float, users: float, seed: int) -> tuple[list[EvaluationPair], Bool]:
     """Validation queries, and bool[E]: the training events. Of a drawn user at least one event is hidden, and at least one stays."""
     rng, offset_U1 = np.random.default_rng([seed, 4]), interactions.offset_U1
     kept_E = np.ones(interactions.event_count, np.bool_)
     eligible = np.flatnonzero(np.diff(offset_U1) >= 2)
-    drawn = np.sort(rng.permutation(eligible)[: max(1, users)])
+    drawn = np.sort(rng.permutation(eligible)[: max(1, int(users * interactions.user_count))])
     pairs = []
     for user in drawn.tolist():
         items = interactions.of(user)

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, FiniteFloat, model_validator
 
 from espalier.errors import InvalidConfig
 
-from ..specification.sections import Section, auto_or, default_kind
+from ..specification.sections import Section, default_kind
 
 
 def _iso(value: object) -> object:
@@ -20,14 +20,6 @@ def _iso(value: object) -> object:
 
 Time = Annotated[int | FiniteFloat | str, BeforeValidator(_iso)]
 """A point in time in the log's form: a number, or an ISO 8601 date, perhaps with a time of day."""
-
-
-USUAL_SHARE = 0.1
-"""Of the users, for validation, where a log has enough of them."""
-LEAST_VALIDATION = 30
-"""With fewer validation users neither weights nor a memory are chosen (`deep/fit.py`, `deep/ranking.py`)."""
-ValidationShare = Annotated[Literal["auto"] | float, auto_or("a number above 0 and below 1", lambda share: 0 < share < 1)]
-"""`"auto"` is a tenth of the users, but LEAST_VALIDATION where these are at most a quarter of the users that are not tested on."""
 
 
 class _Split(Section):
@@ -41,12 +33,12 @@ class UserSplit(_Split):
     kind: Literal["users"] = "users"
     test_share: float = Field(default=0.1, ge=0, lt=1)
     """share of test users. They are measured on once, at the end"""
-    validation_share: ValidationShare = "auto"
-    """share of validation users, or `"auto"`. They choose weights, γ, memory and calibration"""
+    validation_share: float = Field(default=0.1, gt=0, lt=1)
+    """share of validation users. They choose weights, γ and calibration"""
 
     @model_validator(mode="after")
     def _leaves_training_users(self) -> UserSplit:
-        if self.test_share + (USUAL_SHARE if self.validation_share == "auto" else self.validation_share) >= 1:
+        if self.test_share + self.validation_share >= 1:
             expected = f"less than {1 - self.test_share:g}, 1 less data.split.test_share"
             raise InvalidConfig("data.split.validation_share", self.validation_share, expected)
         return self
@@ -74,16 +66,8 @@ class FileSplit(_Split):
     kind: Literal["file"] = "file"
     test: Path
     """the test file. Its users and items are those of the log"""
-    validation_share: ValidationShare = "auto"
-    """share of validation users, or `"auto"`. From their lists as much is hidden as the file hides"""
-
-
-def validation_users(share: Literal["auto"] | float, users: int, test: int = 0) -> int:
-    """How many of so many users are validation users. test: the test users among them."""
-    if share != "auto":
-        return int(share * users)
-    usual = int(USUAL_SHARE * users)
-    return LEAST_VALIDATION if usual < LEAST_VALIDATION <= (users - test) // 4 else usual
+    validation_share: float = Field(default=0.1, gt=0, lt=1)
+    """share of validation users. From their lists as much is hidden as the file hides"""
 
 
 SplitConfig = Annotated[UserSplit | LastSplit | DateSplit | FileSplit, Field(discriminator="kind"), default_kind("users")]
