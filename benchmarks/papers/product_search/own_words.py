@@ -5,9 +5,10 @@
     python -m benchmarks.own_words --data DIR --set mixed --items 100000 --json F
 
 Sets: `product_sets.py`. BM25F is chosen on every other query (weights of the fields, k1, b, by nDCG@10; not on mixed) and BM25, with the
-usual options, reads all fields as one; both have the words of `\\w+` in the same normalised letters. bm25s and tantivy, where they are
-installed, read all fields as one too, with options and words of their own. The tree has its defaults. Row `xr-linear` learns from no query;
-row `xr-linear, a log` learns from the queries by which BM25F is chosen, weighted by their grades. All are measured on the other half.
+usual options, reads all fields as one; both have the tree's words. bm25s (once more with PyStemmer's English stems) and tantivy, where
+they are installed, read all fields as one too, with options and words of their own. The tree has its defaults. Row `xr-linear` learns from
+no query; row `xr-linear, a log` learns from the queries by which BM25F is chosen, weighted by their grades. All are measured on the other
+half.
 Rows: {"system", "options", "ndcg10", "recall10", "recall100", "ms", "train_seconds"}, ms a query, one after the other.
 
 Legend: B queries, I products, F words.
@@ -21,6 +22,7 @@ import resource
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -83,14 +85,16 @@ def answering(rank: Rank) -> Find:
     return find
 
 
-def by_bm25s(texts: Sequence[str]) -> Find:
+def by_bm25s(texts: Sequence[str], english: bool = False) -> Find:
+    """english: with stems and without stop words of English."""
     bm25s = importlib.import_module("bm25s")
-
+    stemmer = importlib.import_module("Stemmer").Stemmer("english") if english else None
+    tokenize = partial(bm25s.tokenize, stopwords="en" if english else None, stemmer=stemmer, show_progress=False)
     index = bm25s.BM25()
-    index.index(bm25s.tokenize(texts, stopwords=None, show_progress=False), show_progress=False)
+    index.index(tokenize(texts), show_progress=False)
 
     def find(query: str) -> Int64:
-        tokens = bm25s.tokenize([query], stopwords=None, show_progress=False, return_ids=False)
+        tokens = tokenize([query], return_ids=False)
         rows: Int64 = index.retrieve(tokens, k=100, show_progress=False).documents[0]
         return rows
 
@@ -116,7 +120,12 @@ def by_tantivy(texts: Sequence[str]) -> Find:
     return find
 
 
-PEERS: Mapping[str, Callable[[Sequence[str]], Find]] = {"bm25s": by_bm25s, "tantivy": by_tantivy}
+PEERS: Mapping[str, tuple[tuple[str, ...], Callable[[Sequence[str]], Find]]] = {
+    "bm25s": (("bm25s",), by_bm25s),
+    "bm25s, English": (("bm25s", "Stemmer"), partial(by_bm25s, english=True)),
+    "tantivy": (("tantivy",), by_tantivy),
+}
+"""Name → the modules that it needs, and what builds its index."""
 
 
 def rows_of(products: Products, choose: bool = True) -> list[dict[str, Any]]:
@@ -166,9 +175,9 @@ def _add_baselines(products: Products, chosen_by: Sequence[str], add: Callable[[
         best = max(grid, key=lambda options: figures(answering(best_of(words.scorer(*options), NOTHING)), products, chosen_by)["ndcg10"])
         find = answering(best_of(words.scorer(*best), NOTHING))
         add("bm25f", f"weights {best[0]}, k1 {best[1]}, b {best[2]}", find, time.perf_counter() - begin)
-    for peer, index in PEERS.items():
-        if importlib.util.find_spec(peer) is None:
-            print(f"{peer}: left out, it is not installed", flush=True)
+    for peer, (modules, index) in PEERS.items():
+        if missing := [module for module in modules if importlib.util.find_spec(module) is None]:
+            print(f"{peer}: left out, {missing[0]} is not installed", flush=True)
             continue
         begin = time.perf_counter()
         find = index([" ".join(texts) for texts in zip(*products.fields.values(), strict=True)])
