@@ -383,7 +383,7 @@ def test_a_version_that_serves_is_not_deleted_for_a_pause_after_it_was_marked(
     publish(store, [models / "books" / "1", add_version(models, 2)])
     set_default(store, "books", 2, beside=[1])
     with follow(store, cache, store_keep=1) as running:
-        until(lambda: running.states() == {1: "ready", 2: "ready"})
+        ready(running)
         before = looks
         until(lambda: looks > before + 2)
     assert not dropped
