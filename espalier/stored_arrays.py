@@ -19,7 +19,8 @@ BLOCK = 1 << 22
 def check_arrays(arrays: Mapping[str, Array], dtypes: Dtypes) -> None:
     """Raise BundleCorrupt unless these are one-dimensional arrays of these names and types."""
     if arrays.keys() != dtypes.keys():
-        raise BundleCorrupt(f"arrays {sorted(arrays)}, expected {sorted(dtypes)}")
+        found = f"arrays {sorted(arrays)}, expected {sorted(dtypes)}"
+        raise BundleCorrupt(f"{found}; if an earlier state of this software wrote them, train the model again")
     for name, expected_dtypes in dtypes.items():
         array, allowed = arrays[name], expected_dtypes if isinstance(expected_dtypes, tuple) else (expected_dtypes,)
         if array.ndim != 1 or array.dtype not in allowed:

@@ -7,11 +7,13 @@ does not count as another one yet takes its neighbours v with
 
     (1 + |N(p) ∩ N(v)|) / |N(v)| ≥ COHESION         N(w): the neighbours of w
 
-Words with digits are names, and stay alone. Knows words. Does not know texts or features.
+Words with digits are names, and stay alone; so do those of scripts without blanks, which are phrases. Knows words. Does not know texts or
+features.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import combinations, takewhile
@@ -31,6 +33,8 @@ LONGEST = 6
 """Most letters of an ending."""
 MOST_WORDS, MOST_TOGETHER = 50_000, 200
 """Only so many words are compared, and so many with the same first letters: the first ones. This bounds the time."""
+_PHRASE = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff]")
+"""A letter of Thai, Lao, Burmese or Khmer."""
 
 
 def same_words(words: Sequence[str]) -> Int32:
@@ -54,7 +58,7 @@ def _neighbours(words: Sequence[str]) -> dict[int, set[int]]:
     """The neighbours of each word that has some, by position."""
     groups: dict[str, list[int]] = defaultdict(list)
     for position, word in enumerate(words[:MOST_WORDS]):
-        if len(word) >= PREFIX and not any(map(str.isnumeric, word)):
+        if len(word) >= PREFIX and not any(map(str.isnumeric, word)) and not _PHRASE.search(word):
             groups[word[:PREFIX]].append(position)
     together = [group[:MOST_TOGETHER] for group in groups.values()]
     frequency = Counter(endings for _, _, endings in _pairs(words, together))
@@ -70,7 +74,9 @@ def _pairs(words: Sequence[str], groups: Sequence[Sequence[int]]) -> Iterator[tu
     """The positions of each two words of a group, and their endings in alphabetical order, unless one is too long."""
     for group in groups:
         for first, second in combinations(group, 2):
-            common = sum(takewhile(bool, map(eq, words[first], words[second])))
-            endings = sorted((words[first][common:], words[second][common:]))
-            if max(map(len, endings)) <= LONGEST:
+            one, other = words[first], words[second]
+            least = max(PREFIX, len(one) - LONGEST, len(other) - LONGEST)  # letters of the common beginning, or an ending is too long
+            if one[:least] == other[:least]:
+                common = least + sum(takewhile(bool, map(eq, one[least:], other[least:])))
+                endings = sorted((one[common:], other[common:]))
                 yield first, second, (endings[0], endings[1])

@@ -63,7 +63,8 @@ class ShardCall:
         self._tasks: dict[Replica, asyncio.Task[None]] = {}  # of the replicas that have not answered yet
         self._tried_replicas: list[Replica] = []
         self._retried = False
-        self.began = self.ended = time.perf_counter()
+        self._busy: ReplicaFailed | None = None  # the failure of one of them that was too busy
+        self.began = self.ended = self._tried_at = time.perf_counter()
         self._latencies = fleet.latencies[request.pin.index]
         fleet.budget.first_try()
         self._expiry_timer = self._loop.call_later(max(deadline - time.perf_counter(), 0), self._expire)
@@ -161,19 +162,23 @@ class ShardCall:
             replica.suspect("late" if reason == "late" else "failed", time.monotonic())
         if reason in ("garbage", "mixed", "broken", "refused") and (omitted := replica.failure_log_lines.take()) is not None:
             log.warning("shard %d: %s: %s%s", self._request.pin.index, replica.address, error, omitted_text(omitted))
+        if reason == "full" or (self._patient and reason == "late"):
+            self._busy = error
         if self.answer.done():
             return
         if not self._retried and self._try_another():
             self._retried = True
             metrics.count("espalier_router_retries_total")
-        elif not self._tasks and (reason == "full" or (self._patient and reason == "late")):
-            self._loop.call_later(PAUSE_S, self._start_over, error)
+        elif not self._tasks and self._busy is not None and reason != "refused":
+            self._loop.call_later(PAUSE_S, self._start_over, self._busy)
         elif not self._tasks:
             self.answer.set_exception(error)
 
     def _start_over(self, error: ReplicaFailed) -> None:
-        """All replicas were too busy a moment ago: try them again."""
+        """A replica was too busy a moment ago: try it and the others again."""
         self._tried_replicas.clear()
+        self._busy = None
+        self._tried_at = time.perf_counter()
         if not self.answer.done() and not self._try_another():
             self.answer.set_exception(error)
 
@@ -193,7 +198,7 @@ class ShardCall:
 
     def _had_time(self) -> bool:
         """Whether the replicas had the usual time to answer. If not, the deadline was short, which says nothing about them."""
-        return time.perf_counter() - self.began >= max(self._latencies.p95_s, UNKNOWN_S)
+        return time.perf_counter() - self._tried_at >= max(self._latencies.p95_s, UNKNOWN_S)
 
     def _finish(self, _: asyncio.Future[ShardAnswer]) -> None:
         """Cancel the tries that are still in flight."""

@@ -77,6 +77,26 @@ def test_only_the_first_words_of_many_are_compared(monkeypatch: pytest.MonkeyPat
     assert [position for position, other in enumerate(same_words(FORMS).tolist()) if position != other] == [1, 6, 11, 16]
 
 
+def test_long_words_take_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = 0
+
+    def counted(one: str, other: str) -> bool:
+        nonlocal compared
+        compared += 1
+        return one == other
+
+    monkeypatch.setattr(endings_module, "eq", counted)
+    words = ["a" * 1000 + form for form in FORMS]
+    assert same_words(words).tolist() == oracle(words)
+    assert compared <= 2 * len(list(combinations(words, 2))) * LONGEST, "each pair is looked at twice"
+
+
+def test_phrases_without_blanks_are_no_forms_of_a_word() -> None:
+    garments = ("เสื้อยืด", "กางเกง", "กระโปรง", "รองเท้า", "ถุงเท้า")
+    words = [garment + colour for garment, colour in product(garments, ("แดง", "ดำ", "ขาว", "เขียว"))]
+    assert same_words(words).tolist() == list(range(len(words)))
+
+
 def test_forms_of_a_word_have_one_feature_whose_idf_counts_their_texts() -> None:
     texts = [*FORMS, "kettle", "kettle red"]
     vectoriser = Vectoriser.fit(texts, [WORDS, TextBlock(unit="word", n=2)])

@@ -365,6 +365,30 @@ def test_versions_that_nobody_needs_are_deleted_but_for_the_highest(store: Objec
         until(lambda: running.served() == 3)
 
 
+def test_a_version_that_serves_is_not_deleted_for_a_pause_after_it_was_marked(
+    store: Objects, models: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passed_s, looks, dropped, clean = [0.0], 0, list[int](), store_mirror.StoreMirror._clean
+
+    def cleaned(self: store_mirror.StoreMirror, name: str, needed: set[int]) -> None:
+        nonlocal looks
+        passed_s[0] = 0.0
+        clean(self, name, needed)
+        looks += 1
+
+    monkeypatch.setattr(store_mirror, "time", SimpleNamespace(time=lambda: time.time() + passed_s[0], monotonic=time.monotonic))
+    monkeypatch.setattr(store_mirror, "drop_unfinished", lambda *_: passed_s.__setitem__(0, 3600.0))
+    monkeypatch.setattr(store_mirror, "drop", lambda _, version: dropped.append(version))
+    monkeypatch.setattr(store_mirror.StoreMirror, "_clean", cleaned)
+    publish(store, [models / "books" / "1", add_version(models, 2)])
+    set_default(store, "books", 2, beside=[1])
+    with follow(store, cache, store_keep=1) as running:
+        ready(running)
+        before = looks
+        until(lambda: looks > before + 2)
+    assert not dropped
+
+
 def test_old_versions_make_room_for_a_new_one(store: Objects, models: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for version in (1, 2, 3):
         publish(store, [models / "books" / "1" if version == 1 else add_version(models, version)])

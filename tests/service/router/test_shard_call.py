@@ -248,6 +248,21 @@ def test_who_has_time_asks_again_those_that_were_too_busy(
     assert {replica.trust for replica in shard.replicas} == {"trusted"}
 
 
+def test_who_was_too_busy_is_asked_again_when_another_one_has_failed(clock: Clock) -> None:
+    shard = Shard(clock, [[(0.01, "full"), (0.01, OK)], [(0.01, "connection")]])
+    assert ask(clock, shard, 5)[:2] == ("0", round(1e3 * PAUSE_S) + 30)
+    assert ask(clock, Shard(clock, [[(0.01, "full"), (0.01, OK)], [(0.01, "refused")]]), 5)[:2] == ("refused", 20)
+
+
+def test_a_replica_that_is_asked_again_just_before_the_deadline_is_not_late(clock: Clock) -> None:
+    shard = Shard(clock, [[(0.01, "full"), (NEVER, OK)]])
+    assert ask(clock, shard, 0.01 + PAUSE_S + UNKNOWN_S / 2)[0] == "late"
+    assert shard.replicas[0].trust == "trusted"
+    again = Shard(clock, [[(0.01, "full"), (NEVER, OK)]])
+    assert ask(clock, again, 0.01 + PAUSE_S + 2 * UNKNOWN_S)[0] == "late"
+    assert again.replicas[0].trust == "late"
+
+
 def test_suspects_rest_longer_percentiles_are_found_anew_and_second_tries_are_a_share() -> None:
     replica, now = Replica("0"), 100.0
     for failure in range(10):
