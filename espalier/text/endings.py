@@ -2,8 +2,8 @@
 
 Endings are learned from the words themselves, so this works without knowing their language. Follows GRAS (Paik, Mitra, Parui and Järvelin
 2011, ACM TOIS 29(4)). What two words have after their common beginning of at least PREFIX letters is a pair of endings, such as ("", "ed"),
-if neither is longer than half of the beginning. Words are neighbours if at least FREQUENT pairs of words have the same endings. From the
-word with most neighbours down, each word p that does not count as another one yet takes its neighbours v with
+if neither is longer than LONGEST or half of the beginning. Words are neighbours if at least FREQUENT pairs of words have the same endings.
+From the word with most neighbours down, each word p that does not count as another one yet takes its neighbours v with
 
     (1 + |N(p) ∩ N(v)|) / |N(v)| ≥ COHESION         N(w): the neighbours of w
 

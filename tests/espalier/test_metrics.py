@@ -192,7 +192,7 @@ def test_errors_are_the_k_largest_of_all_labels_and_released_ones_those_of_the_k
 @given(seeds, st.integers(1, 10))
 def test_gains_are_a_ratio_of_sums_over_all_points(seed: int, k: int) -> None:
     y, p = random_pair(seed)
-    inverse_I: Float64 = np.random.default_rng(seed).uniform(1, 2, y.shape[1])  # type: ignore[assignment]  # an array, by its size
+    inverse_I: Float64 = np.random.default_rng(seed).uniform(1, 2, (y.shape[1],))
     scored = np.where(y > 0, inverse_I, 0.0)
 
     def gain(truth: Float64, discounted: bool) -> float:
