@@ -88,6 +88,16 @@ def test_compounds_are_no_forms_of_their_first_word() -> None:
     assert same_words(words).tolist() == list(range(len(words)))
 
 
+@pytest.mark.parametrize(
+    ("beginnings", "endings"),
+    [(("wohnzimmer", "kinderzimmer", "schlafzimmer", "badezimmer"), ("lampe", "tisch")), (("car", "leg", "cat", "dim"), ("pet", "end"))],
+)
+def test_what_is_long_is_no_ending(beginnings: tuple[str, ...], endings: tuple[str, ...]) -> None:
+    """By itself, or beside the beginning."""
+    words = [*beginnings, *(beginning + ending for beginning, ending in product(beginnings, endings))]
+    assert same_words(words).tolist() == list(range(len(words)))
+
+
 def test_phrases_without_blanks_are_no_forms_of_a_word() -> None:
     garments = ("เสื้อยืด", "กางเกง", "กระโปรง", "รองเท้า", "ถุงเท้า")
     words = [garment + colour for garment, colour in product(garments, ("แดง", "ดำ", "ขาว", "เขียว"))]
