@@ -229,7 +229,8 @@ class MemoryFormula(_Strict):
     S[a, b] = (M[a, b] / ((n_a + shrink)^row · (n_b + shrink)^column))^power / unit
     M[a, b] = Σ over lists of length^−user · (Σ over b at most `window` items after a of decay^(items between) + back · the same before a)
 
-    n: events of an item (label counts). near: the weight of what lists add to S for items with similar users; events add none.
+    n: events of an item (label counts). near, slim: the weights of what lists also add to S, for items with similar users, and by a
+    regression with the penalty l2. Events add neither; instead, their entries count 1 + slim times.
     """
 
     row: Power
@@ -242,6 +243,8 @@ class MemoryFormula(_Strict):
     window: int = Field(ge=1)
     unit: float = Field(gt=0, le=LARGEST)
     near: float = Field(default=0.0, ge=0, le=1e9)
+    slim: float = Field(default=0.0, ge=0, le=1e9)
+    l2: float = Field(default=1.0, gt=0, le=1e9)
 
 
 class MemoryInfo(_Strict):

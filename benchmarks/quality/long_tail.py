@@ -32,8 +32,9 @@ from espalier.arrays import Int64
 from training.baselines.item_cf import GRID, fit_item_cf
 from training.data.interactions import Interactions, read_interactions
 from training.neighbours.cooccurrence import lists_of
-from training.neighbours.fit import WITHOUT_ORDER, count, neighbours_of
+from training.neighbours.fit import REGRESSED, WITHOUT_ORDER, count, neighbours_of
 from training.neighbours.near_items import near_items
+from training.neighbours.slim import slim
 from training.specification.models import read_deep_config
 
 EVENTS_A_USER, LONGEST = 100, 14_000
@@ -110,8 +111,8 @@ def _count(interactions: Interactions, users: Int64, method: str) -> int:
     if method == "item-cf":
         return len(fit_item_cf(interactions, users, GRID[-1]).item_N)
     lists = lists_of(interactions, users)
-    near = partial(near_items, interactions, users, seed=1)
-    return len(neighbours_of(count(lists, WITHOUT_ORDER), near, lists.events_I, WITHOUT_ORDER).lists.item_N)
+    counts, near = count(lists, WITHOUT_ORDER), partial(near_items, interactions, users, seed=1)
+    return len(neighbours_of(counts, near, partial(slim, counts, REGRESSED["l2"]), lists.events_I, REGRESSED).lists.item_N)
 
 
 def compared(config: Path, minutes: float, report: Path) -> dict[str, Any]:

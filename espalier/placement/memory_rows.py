@@ -53,9 +53,10 @@ class MemoryRows:
         rows, met_A = _met(histories, formula.window, formula.user, formula.decay)
         met_A *= count / len(history_ET)
         damped_A, damped = self._popularity.counts_of(rows) + formula.shrink, max(count, 1.0) + formula.shrink
+        scale = (1 + formula.slim) / formula.unit
         with np.errstate(over="ignore"):  # `_largest` bounds them
-            lifting_A = (met_A / (damped_A**formula.row * damped**formula.column)) ** formula.power / formula.unit
-            lifted_A = (formula.back * met_A / (damped**formula.row * damped_A**formula.column)) ** formula.power / formula.unit
+            lifting_A = scale * (met_A / (damped_A**formula.row * damped**formula.column)) ** formula.power
+            lifted_A = scale * (formula.back * met_A / (damped**formula.row * damped_A**formula.column)) ** formula.power
         return _largest(rows, lifting_A), _largest(rows, lifted_A)
 
     @cached_property

@@ -18,8 +18,8 @@ SEPARATOR, LETTER, ALONE = 0, 1, 2
 """Classes of characters: between words; part of a word; a word by itself."""
 WORDS, CHARS = 0, 1
 """The units of n-grams."""
-PHRASE_WEIGHT = 0.5
-"""How much several words in a row weigh in a document; single words and characters weigh 1."""
+PART_WEIGHT = 0.5
+"""How much several words in a row, and characters of a word, weigh in a document; single words weigh 1."""
 # Hashes are stored with models, so none of these numbers may ever change.
 SEED = np.uint64(0xE5BA_11E2_7F1D_F001)
 GOLDEN = np.uint64(0x9E37_79B9_7F4A_7C15)
@@ -179,7 +179,7 @@ def weigh(
             matched = _find_ngrams(codes, count, words, layout[k, 0], layout[k, 1], grams)
             matched = _find_features(grams, matched, layout[k], table, idf, features)
             if matched > 0:
-                document_weight = PHRASE_WEIGHT if layout[k, 0] == WORDS and layout[k, 1] > 1 else 1.0
+                document_weight = 1.0 if layout[k, 0] == WORDS and layout[k, 1] == 1 else PART_WEIGHT
                 used = _write_block(features[:matched], idf, saturation, document_weight, indices, values, used)
                 blocks += 1
         if saturation == 0:

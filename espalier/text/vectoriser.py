@@ -6,9 +6,9 @@ With N documents, df(g) that contain the n-gram g, and tf(g) occurrences of g in
     idf(g) = max(ln(N / (df(g) + 1)), 0)        x_block = tf · idf / ‖tf · idf‖        x = [x_block, …] / ‖[x_block, …]‖
 
 Documents have other rows than queries, as in BM25: a second occurrence adds less than the first, and idf has a small exponent, since the
-query's weights contain it already. Several words in a row count half, since each of them is a feature, too:
+query's weights contain it already. Pairs of words and parts of words count half, since they repeat what words say:
 
-    d = w · tf / (tf + SATURATION) · idf^½          w = ½ for n ≥ 2 words, otherwise 1; not normalised
+    d = w · tf / (tf + SATURATION) · idf^½          w = 1 for single words, otherwise ½; not normalised
 
 In a block with `endings`, words that differ only in frequent endings (`endings.py`) have one feature, that of the most frequent one.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
+from scipy.optimize import nnls
 
 from espalier.arrays import Float32, Float64, Int64
 from tests.training.logs import log_of, task_of
@@ -21,9 +23,11 @@ from training.data.splits import EvaluationPair
 from training.neighbours import cooccurrence
 from training.neighbours import fit as neighbours
 from training.neighbours import near_items as near_module
+from training.neighbours import slim as slim_module
 from training.neighbours.cooccurrence import Counts, Lists, count_pairs, lists_of
 from training.neighbours.fit import WIDE, Neighbours, count, fading, neighbours_of
 from training.neighbours.near_items import near_items, nearest
+from training.neighbours.slim import slim
 from training.retrieval import scores as scores_module
 from training.retrieval.scores import best_of_all, keep_best
 from training.retrieval.task import Deadline, Trial
@@ -155,7 +159,19 @@ def test_whole_rows_are_ranked_in_blocks_of_any_size(block: int, most_scores: in
 
 
 OPTIONS: Options = {
-    **{"recency": 0.7, "back": 0.3, "decay": 0.8, "near": 0.0, "column": 0.4, "row": 0.6, "power": 0.9, "user": 0.25, "shrink": 2.0},
+    **{
+        "recency": 0.7,
+        "back": 0.3,
+        "decay": 0.8,
+        "near": 0.0,
+        "slim": 0.0,
+        "l2": 1.0,
+        "column": 0.4,
+        "row": 0.6,
+        "power": 0.9,
+        "user": 0.25,
+        "shrink": 2.0,
+    },
     **{"window": 3, "longest": 4},
 }
 
@@ -170,7 +186,9 @@ def fitted_on(lists: list[list[int]], options: Options, items: int | None = None
     """Neighbours by these options, of all users."""
     log, users = log_of(lists, items=items), np.arange(len(lists))
     copied = lists_of(log, users)
-    return neighbours_of(count(copied, options), lambda: near_items(log, users, seed=1), copied.events_I, options)
+    counts = count(copied, options)
+    near, regressed = partial(near_items, log, users, seed=1), partial(slim, counts, options["l2"])
+    return neighbours_of(counts, near, regressed, copied.events_I, options)
 
 
 def no_cosines() -> Any:
@@ -239,21 +257,24 @@ def test_beyond_the_limit_of_memory_an_item_keeps_its_likest_neighbours() -> Non
     assert count_pairs(popular, fading(1.0, 5), damping=0.4, most_pairs=3).item_N[0] == 1
 
 
-@given(seed=st.integers(0, 2**32 - 1), exclude_seen=st.booleans(), near=st.sampled_from([0.0, 0.4]))
-def test_answers_are_those_of_the_formula(seed: int, exclude_seen: bool, near: float) -> None:
+@given(seed=st.integers(0, 2**32 - 1), exclude_seen=st.booleans(), near=st.sampled_from([0.0, 0.4]), weight=st.sampled_from([0.0, 0.5]))
+def test_answers_are_those_of_the_formula(seed: int, exclude_seen: bool, near: float, weight: float) -> None:
     lists, items = some_lists(seed, 10, 12), 12
     rng = np.random.default_rng([seed, 1])
     histories = [rng.integers(-1, items, rng.integers(1, 8)) for _ in range(4)]
-    fitted = fitted_on(lists, OPTIONS | {"near": near}, items)
+    fitted = fitted_on(lists, OPTIONS | {"near": near, "slim": weight}, items)
     found = fitted.rank(histories, 6, exclude_seen)
 
     after = by_hand(lists, items, 3, 0.8, 0.25)
     events = np.maximum(np.bincount(np.concatenate(lists), minlength=items), 1) + 2.0
     similarity = ((after + 0.3 * after.T) / np.outer(events**0.6, events**0.4)) ** 0.9
     has_row = (after + after.T).any(1)
+    unit = similarity[has_row].max(1).mean() if has_row.any() else 1.0
     if near and has_row.any():
         cosine = cosines(item_embeddings(log_of(lists, items=items), np.arange(len(lists)), min(items, len(lists)) - 1, seed=1))
-        similarity += near * similarity[has_row].max(1).mean() * np.maximum(cosine, 0) ** 2
+        similarity += near * unit * np.maximum(cosine, 0) ** 2
+    if weight:
+        similarity += weight * unit * dense(*slim(fitted.counts, OPTIONS["l2"]))
     for history, answer in zip(histories, found, strict=True):
         known = history[history >= 0]
         score = sum((0.7**d * similarity[item] for d, item in enumerate(known[::-1][:4])), np.zeros(items))
@@ -263,6 +284,53 @@ def test_answers_are_those_of_the_formula(seed: int, exclude_seen: bool, near: f
         assert len(row) == min(6, items - len(set(known.tolist())) if exclude_seen else items)
         assert not exclude_seen or not set(row.tolist()) & set(known.tolist())
         assert_allclose(score[row], np.sort(score)[::-1][: len(row)], rtol=1e-4, atol=1e-9)
+
+
+def regression(lists: list[list[int]], items: int, user: float, l2: float) -> Float64:
+    """w_b[a], by a solver of dense problems, over all items."""
+    X = np.zeros((len(lists), items))
+    for u, row in enumerate(lists):
+        np.add.at(X[u], row, len(row) ** (-user / 2))
+    total = np.array([sum(row.count(item) * len(row) ** -user for row in lists) for item in range(items)])
+    weights = np.zeros((items, items))
+    for b in range(items):
+        others = np.flatnonzero((np.arange(items) != b) & (total > 0))
+        penalty = np.sqrt(l2 * total[total > 0].mean()) * np.eye(len(others))
+        weights[others, b] = nnls(np.vstack([X[:, others], penalty]), np.append(X[:, b], np.zeros(len(others))))[0]
+    return weights
+
+
+@given(seed=st.integers(0, 2**32 - 1), user=st.sampled_from([0.0, 0.7]), l2=st.sampled_from([0.1, 1.0, 10.0]))
+def test_an_item_is_regressed_on_the_others(seed: int, user: float, l2: float) -> None:
+    lists, items = some_lists(seed, 8, 20), 9
+    counts = count(lists_of(log_of(lists, items=items), np.arange(len(lists))), neighbours.WITHOUT_ORDER | {"user": user})
+    found, expected = dense(*slim(counts, l2)), regression(lists, items, user, l2)
+    largest = expected.max(1)
+    expected /= largest[largest > 0].mean()
+    assert_allclose(found, expected, atol=0.05 * expected.max(), rtol=0.05)
+
+
+def test_what_two_items_say_together_does_not_count_twice() -> None:
+    lists = [[0, 1, 2]] * 20 + [[3, 2]] * 20 + [[0, 1]] * 5 + [[3]] * 5
+    counts = count(lists_of(log_of(lists), np.arange(len(lists))), neighbours.WITHOUT_ORDER | {"user": 0.0})
+    weight = dense(*slim(counts, 0.01))[:, 2]
+    assert weight[0] + weight[1] == pytest.approx(weight[3], rel=0.05)
+
+
+def test_only_the_likest_items_are_regressed_on_and_pairs_may_be_missing() -> None:
+    lists = [[0, *range(1, 1 + length)] for length in range(1, slim_module.CANDIDATES + 30)]
+    copied = lists_of(log_of(lists), np.arange(len(lists)))
+    weight = dense(*slim(count(copied, neighbours.WITHOUT_ORDER), 1000.0))[:, 0]
+    assert (weight[1 : slim_module.CANDIDATES + 1] > 0).all()
+    assert not weight[slim_module.CANDIDATES + 1 :].any(), "they are in fewer of its lists"
+    some = slim(count_pairs(copied, fading(1.0, 2000), most_pairs=5 * len(copied.events_I)), 1.0)
+    assert (some.score_N > 0).all()
+    assert np.isfinite(some.score_N).all()
+
+
+def test_without_events_nothing_is_regressed() -> None:
+    none = slim(count(lists_of(log_of([[0], [1]], items=3), np.arange(0)), neighbours.WITHOUT_ORDER), 1.0)
+    assert none.offset_I1.tolist() == [0, 0, 0, 0]
 
 
 def cosines(embeddings_ID: Any) -> Float64:
@@ -285,7 +353,7 @@ def test_the_nearest_items_are_those_with_the_largest_cosines(monkeypatch: pytes
     for a in range(300):
         row = slice(found.offset_I1[a], found.offset_I1[a + 1])
         expected = np.sort(cosine_II[a][cosine_II[a] > 0])[::-1][:most]
-        assert_allclose(found.near_N[row], expected**2, rtol=1e-4, atol=1e-6)
+        assert_allclose(found.score_N[row], expected**2, rtol=1e-4, atol=1e-6)
         assert_allclose(cosine_II[a, found.item_N[row]], expected, rtol=1e-4, atol=1e-6)
     assert np.diff(found.offset_I1)[[5, 17]].tolist() == [0, 0]
     assert found.item_N[found.offset_I1[4]] == 9
@@ -306,7 +374,7 @@ def test_of_many_items_those_of_a_group_and_of_the_groups_beside_it_are_looked_a
     assert 0.9 < np.mean(kept) < 1
     assert all(a not in row for a, row in enumerate(rows[1]))
     assert not rows[1][7]
-    assert all(np.all(np.diff(found.near_N[found.offset_I1[a] : found.offset_I1[a + 1]]) <= 0) for a in range(900))
+    assert all(np.all(np.diff(found.score_N[found.offset_I1[a] : found.offset_I1[a + 1]]) <= 0) for a in range(900))
 
 
 def test_of_one_user_nothing_is_near() -> None:
@@ -351,7 +419,8 @@ def test_options_are_chosen_by_validation_queries_from_training_users() -> None:
     fitted = methods.METHODS["neighbours"](task)
     pairs = task.validation_pairs()
     assert task.measured(fitted.rank, pairs) == max(trial.figure for trial in fitted.trials)
-    start = neighbours_of(count(lists_of(task.split.lists, task.split.train), WIDE), no_cosines, np.ones(33, np.int64), WIDE)
+    counts = count(lists_of(task.split.lists, task.split.train), WIDE)
+    start = neighbours_of(counts, no_cosines, no_cosines, np.ones(33, np.int64), WIDE)
     assert task.measured(fitted.rank, pairs) > task.measured(start.rank, pairs) + 0.1
     assert task.measured(fitted.rank, pairs) > task.measured(methods.METHODS["item-cf"](task).rank, pairs) + 0.1
     assert task.measured(methods.METHODS["item-cf"](task).rank, pairs) > task.measured(methods.METHODS["popularity"](task).rank, pairs)
@@ -415,13 +484,19 @@ def test_with_little_time_options_are_tried_that_weigh_the_same_counts_anew(monk
     assert fitted.ended == "the search reached its deadline; trials: 1"
 
 
-@pytest.mark.parametrize(("near_counts", "is_tried"), [(1e9, False), (0.0, True)])
-def test_near_items_are_not_sought_where_that_takes_longer_than_there_is_time(
-    near_counts: float, is_tried: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("counts", "is_tried"), [(1e9, False), (0.0, True)])
+@pytest.mark.parametrize(("name", "order"), [("near", "file"), ("slim", "none")])
+def test_what_takes_longer_than_there_is_time_is_not_made(
+    name: str, order: Order, counts: float, is_tried: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(neighbours, "NEAR_COUNTS", near_counts)
-    fitted = methods.METHODS["neighbours"](task_of(planted(1, "file"), list(range(150)), list(range(150, 200)), m=5, seconds=100.0))
-    assert any(trial.options["near"] for trial in fitted.trials) == is_tried
+    monkeypatch.setattr(neighbours, f"{name.upper()}_COUNTS", counts)
+    fitted = methods.METHODS["neighbours"](task_of(planted(1, order), list(range(150)), list(range(150, 200)), m=5, seconds=100.0))
+    assert any(trial.options[name] for trial in fitted.trials) == is_tried
+
+
+def test_lists_with_an_order_are_not_regressed() -> None:
+    fitted = methods.METHODS["neighbours"](task_of(planted(1, "file"), list(range(150)), list(range(150, 200)), m=5))
+    assert not any(trial.options["slim"] for trial in fitted.trials)
 
 
 def test_the_fewest_neighbours_that_find_as_much_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:

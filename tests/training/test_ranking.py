@@ -55,6 +55,7 @@ from training.neighbours.cooccurrence import lists_of as lists_of_users
 from training.neighbours.fit import NARROW, count, fit_neighbours, neighbours, neighbours_of
 from training.neighbours.near_items import near_items
 from training.neighbours.neighbour_lists import NeighbourLists
+from training.neighbours.slim import slim
 from training.retrieval.repeats import Measured
 from training.retrieval.task import NO_DEADLINE
 from training.retrieval.tuning import Figures
@@ -191,11 +192,11 @@ def test_neighbours_are_weighed_anew_from_the_same_counts(run: Run) -> None:
     found = neighbours(memory_task(run.config, run.prepared, None))
     source = memory_source(run.config, dataclasses.replace(run.prepared, neighbours=found))
     assert source.with_options(source.options | {"weight": 3.0}) is source
-    other = {"near": 0.2, "column": 0.9, "row": -0.3, "power": 2.0}
+    other = {"near": 0.2, "column": 0.9, "row": -0.3, "power": 2.0, "slim": 0.7}
     interactions, users = run.prepared.interactions, run.prepared.split.train
     lists = lists_of_users(interactions, users)
-    near = functools.partial(near_items, interactions, users, run.config.seed)
-    expected = neighbours_of(count(lists, found.options), near, lists.events_I, found.options | other)
+    near, counts = functools.partial(near_items, interactions, users, run.config.seed), count(lists, found.options)
+    expected = neighbours_of(counts, near, functools.partial(slim, counts, 10.0), lists.events_I, found.options | other)
     weighed = source.with_options(other)
     assert weighed.options == source.options | other
     assert_allclose(weighed.lists.score_N, expected.lists.limited(NEIGHBOUR_COUNTS[-1]).score_N, rtol=1e-6)
@@ -234,7 +235,7 @@ def test_an_untrained_tree_is_told_what_follows(run: Run) -> None:
     assert told.ranking.calibration.knots
     assert {frozenset(tried["options"]) for tried in told.trials} == {
         frozenset({"gamma"}),
-        frozenset({"gamma", "weight", "kept", "recency", "near", "column", "row", "power"}),
+        frozenset({"gamma", "weight", "kept", "recency", "near", "column", "row", "power", "slim"}),
     }
 
 

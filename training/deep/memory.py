@@ -28,7 +28,7 @@ from espalier.stored_numbers import stored
 
 from ..data.splits import Split
 from ..deep.prepare import Prepared
-from ..neighbours.fit import WEIGHED, Neighbours, fading, fit_neighbours, neighbours, neighbours_of
+from ..neighbours.fit import SLIM, WEIGHED, Neighbours, fading, fit_neighbours, neighbours, neighbours_of
 from ..neighbours.neighbour_lists import NeighbourLists
 from ..retrieval.task import Metric, Task
 from ..retrieval.tuning import Options
@@ -43,8 +43,8 @@ and comparisons publish, so neither can stand in for the other."""
 LEAST_SCORE = 1e-30
 LEAST_WEIGHT = 0.01
 """Positions of a history with less weight, relative to the last item's, are left out: each costs a row of S in every search."""
-FORMULA = ("row", "column", "power", "shrink", "user", "back", "decay", "window", "near")
-"""Options that a bundle stores, so that live items get entries as trained items did, but for `near`, and folds count them again."""
+FORMULA = ("row", "column", "power", "shrink", "user", "back", "decay", "window", "near", "slim", "l2")
+"""Options that a bundle stores, so that live items get entries much as trained items did, and folds count them again."""
 FIT_S = 300.0
 """Most seconds for choosing the neighbours' options. Most logs need less than a fifth; on larger logs fewer options are tried."""
 
@@ -55,7 +55,7 @@ class MemorySource:
 
     lists    S, the best neighbours of each item, in any order
     recency  the best one for the neighbours without a tree; 1 for lists without an order
-    options  of S; other values of those in WEIGHED need no new counts
+    options  of S; other values of `slim` and of those in WEIGHED need no new counts
     weigh    options → such lists; None: S cannot change
     """
 
@@ -65,15 +65,15 @@ class MemorySource:
     weigh: Callable[[Options], NeighbourLists] | None = None
 
     def with_options(self, options: Options) -> MemorySource:
-        """The source with S weighed by these options' values of WEIGHED."""
+        """The source with S weighed by these options' values of `slim` and WEIGHED."""
         new_options = self.options | self.weighed_options(options)
         if self.weigh is None or new_options == self.options:
             return self
         return replace(self, lists=self.weigh(new_options), options=new_options)
 
     def weighed_options(self, options: Options) -> Options:
-        """The values of WEIGHED in these options; missing ones are the source's."""
-        return {option.name: options.get(option.name, self.options[option.name]) for option in WEIGHED}
+        """The values of `slim` and WEIGHED in these options; missing ones are the source's."""
+        return {option.name: options.get(option.name, self.options[option.name]) for option in (*WEIGHED, SLIM)}
 
     @property
     def largest(self) -> float:
@@ -115,7 +115,7 @@ def memory_source(config: DeepConfig, prepared: Prepared, seconds: float = FIT_S
     most = NEIGHBOUR_COUNTS[-1] if config.memory.neighbours == "auto" else config.memory.neighbours
 
     def weigh(options: Options) -> NeighbourLists:
-        return neighbours_of(source.counts, source.near, source.events_I, options).lists.limited(most)
+        return neighbours_of(source.counts, source.near, source.regressed, source.events_I, options).lists.limited(most)
 
     log.info("memory: neighbours in %.1f s%s", fitted.seconds, "" if fitted.ended is None else f", {fitted.ended}")
     return MemorySource(source.lists.limited(most), float(fitted.options["recency"]), fitted.options, weigh)

@@ -39,7 +39,7 @@ from ..deep.scorers.model import NodeScorer
 from ..deep.searches import Searches
 from ..deep.topology import Topology
 from ..deep.validation import trained_ranking, validation_pairs
-from ..neighbours.fit import GRID, WEIGHED
+from ..neighbours.fit import GRID, SLIM, WEIGHED
 from ..retrieval.repeats import Measured, Order, chosen_by_bucket
 from ..retrieval.task import Deadline
 from ..retrieval.tuning import Figures, Option, Options, search
@@ -177,7 +177,7 @@ def _with_memory(
     grid = [Option("gamma", tuple(gammas))] if len(gammas) > 1 else []
     grid = [WEIGHTS, *grid] if weight == "auto" else grid
     grid = [*grid, RECENCY] if prepared.interactions.order != "none" else grid
-    grid += [Option("kept", tuple(sizes)), *WEIGHED]
+    grid += [Option("kept", tuple(sizes)), *WEIGHED, *([SLIM] if source.options["slim"] else [])]
     if too_few_queries or isinstance(config, NeighboursConfig):
         grid = []  # the first options stay
     best = {

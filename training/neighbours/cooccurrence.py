@@ -90,12 +90,14 @@ class Counts(NamedTuple):
 
     offset_I1  int64[I + 1]: row a is offset_I1[a] … offset_I1[a + 1] − 1
     item_N     int32: b · after_N, before_N  float32
+    total_I    float64[I]: the events of each item, each counted as len^−γ
     """
 
     offset_I1: Int64
     item_N: Int32
     after_N: Float32
     before_N: Float32
+    total_I: Float64
 
 
 def count_pairs(
@@ -115,6 +117,10 @@ def count_pairs(
     pairs = (np.empty(bound, np.int32), np.empty(bound, np.float32), np.empty(bound, np.float32))
     weight_D = weight_W[:window].astype(np.float32)
     weight_E = np.repeat(np.power(lists.length_U.astype(np.float32), np.float32(-user_exponent)), lists.length_U + 1)
+    total_I = lists.events_I.astype(np.float64)
+    if user_exponent:
+        is_event_E = lists.item_E != END
+        total_I = np.bincount(lists.item_E[is_event_E], weight_E[is_event_E], items).astype(np.float64)
     weight_E = weight_E if user_exponent else weight_E[:0]
     damped_I = np.power(np.maximum(lists.events_I, 1), damping, dtype=np.float32)
     offset_I1 = np.zeros(items + 1, np.int64)
@@ -122,7 +128,7 @@ def count_pairs(
     for first, last in zip([0, *blocks], [*blocks, items], strict=True):
         _count_rows((lists.item_E, position_E, first_I1, weight_E, weight_D, damped_I), first, last, most, offset_I1, pairs)
     used = offset_I1[-1]
-    return Counts(offset_I1, pairs[0][:used], pairs[1][:used], pairs[2][:used])
+    return Counts(offset_I1, pairs[0][:used], pairs[1][:used], pairs[2][:used], total_I)
 
 
 @compiled()

@@ -2,11 +2,11 @@
 
     M = after + back · before                                    of `cooccurrence.py`, within W events, weighted by dec^(distance − 1)
     C[a, b] = (M[a, b] / ((pop_a + s)^row · (pop_b + s)^column))^power
-    S[a, b] = C[a, b] + near · unit · near(a, b)                 near(a, b) of `near_items.py`, unit the mean over a of the largest C[a, b]
+    S[a, b] = C[a, b] + unit · (near · near(a, b) + slim · w_b[a])  of `near_items.py` and `slim.py`; unit: the mean over a of max_b C[a, b]
     score(b | history) = Σ_{d < L} recency^d · S[h_d, b],        h_0 the last item of the history
 
 pop is how many events of training users an item has. Lists without an order have no distance, direction or recency: W is the whole list,
-and all these are 1. Item-CF (Sarwar et al. 2001) is the case row = column = ½ of lists without repeats.
+and all these are 1. Only they have `slim`. Item-CF (Sarwar et al. 2001) is the case row = column = ½ of lists without repeats.
 
 Options are chosen on validation users by coordinate passes over GRID (GRID_WITHOUT_ORDER), from the better of two starts. Near items are
 used if they gain over a standard error. Then the fewest neighbours an item that find as much are kept. All training users count in every
@@ -22,7 +22,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -33,15 +33,17 @@ from espalier.compiled_code import compiled
 from ..data.interactions import Interactions
 from ..data.splits import EvaluationPair
 from ..neighbours.cooccurrence import Counts, Lists, count_pairs, lists_of
-from ..neighbours.near_items import NearItems, near_items
-from ..neighbours.neighbour_lists import NeighbourLists
+from ..neighbours.near_items import near_items
+from ..neighbours.neighbour_lists import NeighbourLists, Pairs
+from ..neighbours.slim import slim
 from ..retrieval.scores import by_popularity
 from ..retrieval.task import Deadline, Fitted, Task, Trial
 from ..retrieval.tuning import Option, Options, Remembered, search
 
 log = logging.getLogger(__name__)
 
-Near = Callable[[], NearItems]
+Made = Callable[[], Pairs]
+"""Pairs that take long to make, made when they are first needed."""
 
 DAMPING = (
     Option("column", (0.0, 0.1, 0.2, 0.3, 0.4, 0.5), add=0.1, least=-1.0, most=1.0),
@@ -60,7 +62,8 @@ GRID = (
     Option("window", (5, 10, 20, 50, 100), times=2, most=400),
     Option("longest", (20, 50, 100, 200), times=2, most=800),
 )
-GRID_WITHOUT_ORDER = DAMPING
+SLIM = Option("slim", (0.0, 0.3, 1.0, 3.0), times=3, most=100.0)
+GRID_WITHOUT_ORDER = (*DAMPING[:-1], SLIM, Option("l2", (1.0, 3.0, 10.0, 30.0), times=3, least=0.1, most=1000.0), DAMPING[-1])
 COUNTED = ("window", "decay", "user")
 """Options that the counts depend on."""
 WEIGHED = tuple(option for option in DAMPING if option.name in ("near", "column", "row", "power"))
@@ -68,27 +71,31 @@ WEIGHED = tuple(option for option in DAMPING if option.name in ("near", "column"
 NEIGHBOUR_LIMITS = (100, 200, 500, 1000, 2000, 5000)
 """Limits of neighbours an item to try in the end, besides no limit, where neighbours answer alone. A tree's memory then tries
 NEIGHBOUR_COUNTS (`deep/memory.py`) of them, which says why there are two grids."""
-_DAMPING_START: Options = {"near": 0.0, "column": 0.2, "row": 0.5, "power": 0.8, "user": 0.0, "shrink": 0.0}
+_DAMPING_START: Options = {"near": 0.0, "slim": 0.0, "l2": 10.0, "column": 0.2, "row": 0.5, "power": 0.8, "user": 0.0, "shrink": 0.0}
 WIDE: Options = {"recency": 0.93, "back": 0.5, "decay": 0.95, **_DAMPING_START, "window": 50, "longest": 100}
 NARROW: Options = {"recency": 0.7, "back": 0.125, "decay": 0.85, **_DAMPING_START, "window": 20, "longest": 100}
 WITHOUT_ORDER: Options = {"recency": 1.0, "back": 1.0, "decay": 1.0, **_DAMPING_START, "user": 0.5, "window": 2000, "longest": 2000}
-"""Starts: for lists whose order matters little, for lists whose next item depends on the last ones, and for lists without an order."""
+REGRESSED: Options = {**WITHOUT_ORDER, "slim": 1.0}
+"""Starts: for lists whose order matters little, for lists whose next item depends on the last ones, and two for lists without an order."""
 VALIDATION_QUERIES, QUERIES_PER_SECOND = 20_000, 100
 """Most validation queries to choose options by, in total and for each second of the task: a trial answers all of them."""
 NEAR_COUNTS = 20
 """About how many counts take as long as finding the near items; more on small logs, where neither takes long."""
+SLIM_COUNTS = 6
+"""About how many counts take as long as a regression; more on small logs, fewer on those of a million items."""
 COUNTS_LEFT = 10
 """A trial with new counts is made only if the remaining time is enough for so many: other trials gain more in that time."""
 
 
 @dataclass(frozen=True)
 class Neighbours:
-    """`lists` holds S, made of `counts` and `near`. weight_L: float64[L], the weights of a history's items, from the last one back."""
+    """`lists` holds S. weight_L: float64[L], the weights of a history's items, from the last one back."""
 
     lists: NeighbourLists
     weight_L: Float64
     counts: Counts
-    near: Near
+    near: Made
+    regressed: Made
     events_I: Int64
 
     def rank(self, histories: Sequence[Int64], m: int, exclude_seen: bool) -> Int64:
@@ -96,12 +103,14 @@ class Neighbours:
         return self.lists.rank(histories, m, exclude_seen, self.weight_L)
 
 
-def neighbours_of(counts: Counts, near: Near, events_I: Int64, options: Options) -> Neighbours:
-    """S and the history's weights for these options. near: called only if the options use near items."""
+def neighbours_of(counts: Counts, near: Made, regressed: Made, events_I: Int64, options: Options) -> Neighbours:
+    """S and the history's weights for these options. near, regressed: called only if the options use them."""
     lists = scored_pairs(counts, events_I, options)
-    if options["near"]:
-        lists = _add_near(lists, near(), options["near"])
-    return Neighbours(lists, fading(options["recency"], options["longest"]), counts, near, events_I)
+    unit = _mean_largest(lists)
+    for name, make in (("near", near), ("slim", regressed)):
+        if options[name]:
+            lists = _sum(lists, make(), options[name] * unit)
+    return Neighbours(lists, fading(options["recency"], options["longest"]), counts, near, regressed, events_I)
 
 
 def scored_pairs(counts: Counts, events_I: Int64, options: Options) -> NeighbourLists:
@@ -115,21 +124,25 @@ def scored_pairs(counts: Counts, events_I: Int64, options: Options) -> Neighbour
     return NeighbourLists(counts.offset_I1, counts.item_N, score_N, by_popularity(events_I))
 
 
-def _add_near(lists: NeighbourLists, near: NearItems, weight: float) -> NeighbourLists:
-    """C with the cosines added."""
+def _mean_largest(lists: NeighbourLists) -> float:
+    """The mean over items with neighbours of the largest score; 1 if none has any."""
     has_neighbours_I = np.diff(lists.offset_I1) > 0
-    unit = float(np.maximum.reduceat(lists.score_N, lists.offset_I1[:-1][has_neighbours_I]).mean()) if has_neighbours_I.any() else 1.0
+    return float(np.maximum.reduceat(lists.score_N, lists.offset_I1[:-1][has_neighbours_I]).mean()) if has_neighbours_I.any() else 1.0
+
+
+def _sum(lists: NeighbourLists, pairs: Pairs, weight: float) -> NeighbourLists:
+    """The lists with the scores of other pairs, times `weight`, added."""
     rows = lists.offset_I1, lists.item_N, lists.score_N
-    offset_I1, bound = np.zeros(len(has_neighbours_I) + 1, np.int64), len(lists.item_N) + len(near.item_N)
+    offset_I1, bound = np.zeros_like(lists.offset_I1), len(lists.item_N) + len(pairs.item_N)
     item_N, score_N = np.empty(bound, np.int32), np.empty(bound, np.float32)
-    _fill_union(rows, near, np.float32(weight * unit), offset_I1, item_N, score_N)
+    _fill_union(rows, pairs, np.float32(weight), offset_I1, item_N, score_N)
     used = offset_I1[-1]
     return NeighbourLists(offset_I1, item_N[:used], score_N[:used], lists.popular_I)
 
 
 @compiled()
-def _fill_union(rows: Any, near: NearItems, weight: Any, offset_I1: Array, item_N: Array, score_N: Array) -> None:
-    """To offset_I1 and the first places of the others: the counted neighbours of each item, then those that are near alone."""
+def _fill_union(rows: Any, pairs: Pairs, weight: Any, offset_I1: Array, item_N: Array, score_N: Array) -> None:
+    """To offset_I1 and the first places of the others: the neighbours of each item in the rows, then those in `pairs` alone."""
     first_I1, counted_N, counted_score_N = rows
     place_I = np.full(len(first_I1) - 1, -1, np.int64)
     for a in range(len(first_I1) - 1):
@@ -138,8 +151,8 @@ def _fill_union(rows: Any, near: NearItems, weight: Any, offset_I1: Array, item_
             item_N[used], score_N[used] = counted_N[n], counted_score_N[n]
             place_I[counted_N[n]] = used
             used += 1
-        for n in range(near.offset_I1[a], near.offset_I1[a + 1]):
-            b, score = near.item_N[n], weight * near.near_N[n]
+        for n in range(pairs.offset_I1[a], pairs.offset_I1[a + 1]):
+            b, score = pairs.item_N[n], weight * pairs.score_N[n]
             if place_I[b] >= begin:
                 score_N[place_I[b]] += score
             else:
@@ -169,7 +182,10 @@ def count(lists: Lists, options: Options) -> Counts:
 def fit_neighbours(interactions: Interactions, users: Int64, options: Options, seed: int) -> Neighbours:
     """Neighbours with given options, from the lists of some users."""
     lists = lists_of(interactions, users)
-    return neighbours_of(count(lists, options), lambda: near_items(interactions, users, seed), lists.events_I, options)
+    counts = count(lists, options)
+    return neighbours_of(
+        counts, lambda: near_items(interactions, users, seed), lambda: slim(counts, options["l2"]), lists.events_I, options
+    )
 
 
 def neighbours(task: Task) -> Fitted:
@@ -177,7 +193,7 @@ def neighbours(task: Task) -> Fitted:
     begin, deadline = time.perf_counter(), task.deadline()
     interactions, users = task.split.lists, task.split.train
     ordered = interactions.order != "none"
-    starts, grid = ([WIDE, NARROW], GRID) if ordered else ([WITHOUT_ORDER], GRID_WITHOUT_ORDER)
+    starts, grid = ([WIDE, NARROW], GRID) if ordered else ([WITHOUT_ORDER, REGRESSED], GRID_WITHOUT_ORDER)
     pairs = task.validation_pairs(most_queries(task))
     log.info("neighbours: %s", "; ".join(map(str, grid)))
     count(lists_of(interactions, users[:0]), starts[0])  # loads the compiled code, or compiles
@@ -188,15 +204,17 @@ def neighbours(task: Task) -> Fitted:
     count_s = time.perf_counter() - count_begin
 
     near = cache(lambda: near_items(interactions, users, task.seed))
+    regressed = Remembered(lambda options: slim(counts.of(options), options["l2"]), (*COUNTED, "l2"))
 
     def fitted(options: Options) -> Neighbours:
-        return neighbours_of(counts.of(options), near, lists.events_I, options)
+        return neighbours_of(counts.of(options), near, partial(regressed.of, options), lists.events_I, options)
 
     def cost_s(options: Options) -> float:
         near_s = NEAR_COUNTS * count_s if options["near"] and not near.cache_info().currsize else 0.0
-        return near_s + (0.0 if counts.has(options) else COUNTS_LEFT * count_s * options["window"] / starts[0]["window"])
+        slim_s = SLIM_COUNTS * count_s if options["slim"] and not regressed.has(options) else 0.0
+        return near_s + slim_s + (0.0 if counts.has(options) else COUNTS_LEFT * count_s * options["window"] / starts[0]["window"])
 
-    figure = counts.watched(lambda options: task.measured(fitted(options).rank, pairs))
+    figure = regressed.watched(counts.watched(lambda options: task.measured(fitted(options).rank, pairs)))
     result = search(figure, starts, grid, deadline, cost_s=cost_s)
     chosen = _without_near(task, pairs, fitted, result.best)
     best = fitted(chosen.options)

@@ -13,14 +13,13 @@ Legend: I items, D embedding width, G groups, R rows of a block, C candidates, K
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
-from espalier.arrays import Array, Float32, Int32, Int64
+from espalier.arrays import Array, Float32, Int64
 from espalier.compiled_code import compiled
 
 from ..data.interactions import Interactions
+from ..neighbours.neighbour_lists import Pairs
 from ..retrieval.scores import keep_best
 from ..trees.embeddings import item_embeddings
 from ..trees.kmeans import unit_rows
@@ -34,23 +33,15 @@ BLOCK_SCORES = 1 << 24
 """Cosines that are held at a time, 64 MiB."""
 
 
-class NearItems(NamedTuple):
-    """offset_I1 int64[I + 1]: row a is offset_I1[a] … offset_I1[a + 1] − 1 of item_N int32 and near_N float32, in (0, 1], nearest first."""
-
-    offset_I1: Int64
-    item_N: Int32
-    near_N: Float32
-
-
-def near_items(interactions: Interactions, users: Int64, seed: int) -> NearItems:
-    """The near items by the lists of some users. An item that is in no list has none."""
+def near_items(interactions: Interactions, users: Int64, seed: int) -> Pairs:
+    """The near items by the lists of some users, nearest first. An item that is in no list has none."""
     width = min(WIDTH, len(users) - 1, interactions.item_count - 1)
     if width < 1:
-        return NearItems(np.zeros(interactions.item_count + 1, np.int64), np.empty(0, np.int32), np.empty(0, np.float32))
+        return Pairs(np.zeros(interactions.item_count + 1, np.int64), np.empty(0, np.int32), np.empty(0, np.float32))
     return nearest(item_embeddings(interactions, users, width, seed=seed), seed=seed)
 
 
-def nearest(embeddings_ID: Float32, *, seed: int) -> NearItems:
+def nearest(embeddings_ID: Float32, *, seed: int) -> Pairs:
     """The items nearest to each, ties by the lower row; rows of zeros have none."""
     items = len(embeddings_ID)
     embedded, unit_ID = np.flatnonzero(embeddings_ID.any(1)), unit_rows(embeddings_ID)
@@ -64,7 +55,7 @@ def nearest(embeddings_ID: Float32, *, seed: int) -> NearItems:
             _keep_nearest(block, candidates, unit_ID[block] @ candidate_CD.T, item_IK, cosine_IK)
     is_near_IK = item_IK >= 0
     offset_I1 = np.concatenate([[0], np.cumsum(is_near_IK.sum(1))]).astype(np.int64)
-    return NearItems(offset_I1, item_IK[is_near_IK].astype(np.int32), np.square(cosine_IK[is_near_IK]).astype(np.float32))
+    return Pairs(offset_I1, item_IK[is_near_IK].astype(np.int32), np.square(cosine_IK[is_near_IK]).astype(np.float32))
 
 
 def _groups(unit_ID: Float32, embedded: Int64, seed: int) -> list[tuple[Int64, Int64]]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,6 +19,14 @@ from espalier.arrays import Array, Float32, Float64, Int32, Int64
 from espalier.compiled_code import compiled
 
 from ..retrieval.scores import empty_rows, filled, keep_best
+
+
+class Pairs(NamedTuple):
+    """offset_I1 int64[I + 1]: row a is offset_I1[a] … offset_I1[a + 1] − 1 of item_N int32 and score_N float32, above 0."""
+
+    offset_I1: Int64
+    item_N: Int32
+    score_N: Float32
 
 
 @dataclass(frozen=True)

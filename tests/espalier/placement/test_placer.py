@@ -297,6 +297,8 @@ ORDERED: Options = {
     "back": 0.25,
     "decay": 0.7,
     "near": 0.0,
+    "slim": 0.0,
+    "l2": 1.0,
     "column": 0.3,
     "row": 0.6,
     "power": 0.8,
@@ -327,6 +329,14 @@ def test_events_of_a_new_item_give_what_training_would_have_counted(ordered: boo
     lifting, lifted = (dict(zip(items.tolist(), (values * 0.01).tolist(), strict=True)) for items, values in rows.of(events_ET, 20))
     assert lifting == pytest.approx({a: value for (a, b), value in pairs.items() if b == 9}, rel=1e-5)
     assert lifted == pytest.approx({b: value for (a, b), value in pairs.items() if a == 9}, rel=1e-5)
+
+
+def test_events_count_for_what_a_regression_would_add_too() -> None:
+    formula = MemoryFormula(**{name: WITHOUT_ORDER[name] for name in FORMULA}, unit=0.5)
+    memory = Memory(np.zeros(4, np.int64), np.empty(0, np.int32), np.empty(0, np.float16), np.ones(2, np.float32), 1, formula=formula)
+    regressed = replace(memory, formula=formula.model_copy(update={"slim": 3.0}))
+    (_, plain), (_, more) = (MemoryRows(each, Popularity(None)).of(np.array([[0, 1]]), 5)[0] for each in (memory, regressed))
+    assert_allclose(more, 4 * plain)
 
 
 def test_without_a_formula_events_say_nothing_to_a_memory() -> None:

@@ -166,16 +166,17 @@ def test_entries_and_counts_are_those_of_the_lists_and_placed_ones_stay_where_th
     assert memory.value_of(2, 5) == 3, "made without events"
 
 
-def test_items_with_similar_users_count_more_again_where_they_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["near", "slim"])
+def test_what_lists_added_beside_counts_they_add_again(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     split = split_of(log_of([[0, 1], [1, 2], [0, 1, 3], [1, 2, 3], [4, 5], [4, 5], [0, 3], [1, 3]]), 6, 1, 1)
     no_lists = NeighbourLists(np.zeros(7, np.int64), np.empty(0, np.int32), np.empty(0, np.float32), np.arange(6))
     ids, entries, found = [f"i{item}" for item in range(6)], {(0, item): 1.0 for item in range(1, 6)}, []
-    for near in (0.0, 0.5):
-        formula = MemorySource(no_lists, 1.0, WITHOUT_ORDER | {"near": near}).memory(1, 1.0, 1).formula
+    for weight in (0.0, 0.5):
+        formula = MemorySource(no_lists, 1.0, WITHOUT_ORDER | {name: weight}).memory(1, 1.0, 1).formula
         assert formula is not None
         monkeypatch.setattr(f"{__name__}.FORMULA", formula.model_copy(update={"unit": 0.5}))
-        (tmp_path / str(near)).mkdir()
-        _, memory = counted(tmp_path / str(near), split, items_of(put(1, "i5", events=(["i4"],))), ids, entries)
+        (tmp_path / str(weight)).mkdir()
+        _, memory = counted(tmp_path / str(weight), split, items_of(put(1, "i5", events=(["i4"],))), ids, entries)
         found.append(memory.value_of(0, 1))
     assert found[0] < found[1]
 
