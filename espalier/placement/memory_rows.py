@@ -3,7 +3,8 @@
     M[a, new] = n / e · Σ over e events of (length + 1)^−user · Σ over the last `window` positions that hold a of decay^(positions behind)
     M[new, a] = back · M[a, new]
 
-n is the number of events that the item has had; e of them are at hand (`popularity.py`). The items that came after it are not known.
+n is the number of events that the item has had; e of them are at hand (`popularity.py`). The items that came after it are not known. Where
+training added a regression to the counts, entries count 1 + its weight times: with less, new items of the sample were found less often.
 
 A live item also gets the entries of similar items:   S[a, new] = max_k cos_k · S[a, k]. For an item that is put with `like`, k are the
 trained items of `like` and cos_k = 1; each of them also counts as an event whose history is this item alone. For an item with nothing but

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 from scipy.optimize import nnls
+from scipy.sparse import csr_array
 
 from espalier.arrays import Float32, Float64, Int64
 from tests.training.logs import log_of, task_of
@@ -27,6 +28,7 @@ from training.neighbours import slim as slim_module
 from training.neighbours.cooccurrence import Counts, Lists, count_pairs, lists_of
 from training.neighbours.fit import WIDE, Neighbours, count, fading, neighbours_of
 from training.neighbours.near_items import near_items, nearest
+from training.neighbours.neighbour_lists import Pairs
 from training.neighbours.slim import slim
 from training.retrieval import scores as scores_module
 from training.retrieval.scores import best_of_all, keep_best
@@ -304,7 +306,9 @@ def regression(lists: list[list[int]], items: int, user: float, l2: float) -> Fl
 def test_an_item_is_regressed_on_the_others(seed: int, user: float, l2: float) -> None:
     lists, items = some_lists(seed, 8, 20), 9
     counts = count(lists_of(log_of(lists, items=items), np.arange(len(lists))), neighbours.WITHOUT_ORDER | {"user": user})
-    found, expected = dense(*slim(counts, l2)), regression(lists, items, user, l2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(slim_module, "BLOCK", 4)
+        found, expected = dense(*slim(counts, l2)), regression(lists, items, user, l2)
     largest = expected.max(1)
     expected /= largest[largest > 0].mean()
     assert_allclose(found, expected, atol=0.05 * expected.max(), rtol=0.05)
@@ -318,14 +322,58 @@ def test_what_two_items_say_together_does_not_count_twice() -> None:
 
 
 def test_only_the_likest_items_are_regressed_on_and_pairs_may_be_missing() -> None:
-    lists = [[0, *range(1, 1 + length)] for length in range(1, slim_module.CANDIDATES + 30)]
+    most = slim_module.CANDIDATES
+    # An item is in ever fewer lists of item 0. The one that is in most of them is in 5,000 other lists, too.
+    lists = [[0, *range(1, 1 + length)] for length in range(1, most + 30)] + [[1]] * 5000
     copied = lists_of(log_of(lists), np.arange(len(lists)))
     weight = dense(*slim(count(copied, neighbours.WITHOUT_ORDER), 1000.0))[:, 0]
-    assert (weight[1 : slim_module.CANDIDATES + 1] > 0).all()
-    assert not weight[slim_module.CANDIDATES + 1 :].any(), "they are in fewer of its lists"
+    assert weight[1] == 0, "129 / √5129 is below 28 / √28"
+    assert (weight[2 : most + 2] > 0).all()
+    assert not weight[most + 2 :].any(), "they are in fewer of its lists"
     some = slim(count_pairs(copied, fading(1.0, 2000), most_pairs=5 * len(copied.events_I)), 1.0)
     assert (some.score_N > 0).all()
     assert np.isfinite(some.score_N).all()
+
+
+def test_rows_of_items_that_occur_with_nearly_all_others_are_searched() -> None:
+    """Item 0 occurs with more than LONG others. With a pair of them and it, the regression is that of a log of these three."""
+    parts = np.array_split(np.arange(3, slim_module.LONG + 10), 3)
+    lists = [[0, *part[::-1].tolist()] for part in parts] + [[0, 1, 2]] * 6 + [[1, 2]] * 3 + [[0, 2]] * 2
+    counts = count(lists_of(log_of(lists), np.arange(len(lists))), neighbours.WITHOUT_ORDER | {"user": 0.0})
+    gram = np.array([[11, 6], [6, 9]]) + 1e-3 * counts.total_I.mean() * np.eye(2)
+    expected = np.linalg.solve(gram, [8, 9])
+    weight = csr_array(slim(counts, 1e-3)[::-1])[[0, 1], [2, 2]]
+    assert weight[0] / weight[1] == pytest.approx(expected[0] / expected[1], rel=0.05)
+
+
+def test_a_regression_is_made_anew_where_counts_or_the_penalty_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[float, float]] = []
+
+    def watched(counts: Counts, l2: float) -> Pairs:
+        made.append((l2, float(counts.total_I.sum())))
+        return slim(counts, l2)
+
+    monkeypatch.setattr(neighbours, "slim", watched)
+    monkeypatch.setattr(neighbours, "WITHOUT_ORDER", neighbours.REGRESSED)
+    monkeypatch.setattr(neighbours, "GRID_WITHOUT_ORDER", (neighbours.L2, Option("user", (0.0, 0.25, 0.5, 0.75, 1.0))))
+    fitted = methods.METHODS["neighbours"](task_of(planted(3, "none"), list(range(150)), list(range(150, 200)), m=5))
+    tried = [trial.options for trial in fitted.trials if trial.options["slim"]]
+    for values in ({options["l2"] for options in tried}, {options["user"] for options in tried}):
+        assert len(values) > 1
+    assert {l2 for l2, _ in made} == {options["l2"] for options in tried}
+    assert len({total for _, total in made}) == len({options["user"] for options in tried})
+    source = fitted.source
+    assert isinstance(source, Neighbours)
+    assert_allclose(source.regressed().score_N, slim(source.counts, fitted.options["l2"]).score_N)
+
+
+def test_lists_without_an_order_start_with_and_without_a_regression() -> None:
+    fitted = methods.METHODS["neighbours"](task_of(planted(3, "none"), list(range(150)), list(range(150, 200)), m=5))
+    assert [trial.options for trial in fitted.trials[:2]] == [neighbours.WITHOUT_ORDER, neighbours.REGRESSED]
+    assert {trial.options["l2"] for trial in fitted.trials if not trial.options["slim"]} == {10.0}, "a penalty of nothing"
+    source = fitted.source
+    assert isinstance(source, Neighbours)
+    assert_allclose(source.regressed().score_N, slim(source.counts, fitted.options["l2"]).score_N)
 
 
 def test_without_events_nothing_is_regressed() -> None:
@@ -484,12 +532,12 @@ def test_with_little_time_options_are_tried_that_weigh_the_same_counts_anew(monk
     assert fitted.ended == "the search reached its deadline; trials: 1"
 
 
-@pytest.mark.parametrize(("counts", "is_tried"), [(1e9, False), (0.0, True)])
-@pytest.mark.parametrize(("name", "order"), [("near", "file"), ("slim", "none")])
+@pytest.mark.parametrize(("cost", "is_tried"), [(1e9, False), (0.0, True)])
+@pytest.mark.parametrize(("name", "order", "costs"), [("near", "file", "NEAR_COUNTS"), ("slim", "none", "STEP_S")])
 def test_what_takes_longer_than_there_is_time_is_not_made(
-    name: str, order: Order, counts: float, is_tried: bool, monkeypatch: pytest.MonkeyPatch
+    name: str, order: Order, costs: str, cost: float, is_tried: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(neighbours, f"{name.upper()}_COUNTS", counts)
+    monkeypatch.setattr(neighbours, costs, cost)
     fitted = methods.METHODS["neighbours"](task_of(planted(1, order), list(range(150)), list(range(150, 200)), m=5, seconds=100.0))
     assert any(trial.options[name] for trial in fitted.trials) == is_tried
 

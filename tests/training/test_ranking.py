@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -368,6 +369,21 @@ def test_lists_without_an_order_weigh_all_places_alike(tmp_path: Path) -> None:
     assert {trial["options"]["weight"] for trial in chosen.trials if "weight" in trial["options"]} == {4}
     assert len(set(chosen.memory.weight.tolist())) == 1
     assert len(chosen.memory.weight) == 6
+
+
+@pytest.mark.parametrize("weight", [0.0, 1.0])
+def test_a_regression_that_neighbours_have_may_weigh_otherwise_beside_a_tree(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, weight: float
+) -> None:
+    run = run_on(tmp_path, rings(200), order="none")
+    found = neighbours(memory_task(run.config, run.prepared, None))
+    found = dataclasses.replace(found, options=found.options | {"slim": weight})
+    caplog.clear()
+    with caplog.at_level(logging.INFO):
+        dataclasses.replace(run, prepared=dataclasses.replace(run.prepared, neighbours=found)).chosen()
+    tried = set(re.findall(r"kept .* slim ([\d.]+)$", "\n".join(caplog.messages), re.MULTILINE))
+    assert str(weight) in tried
+    assert (len(tried) > 1) == (weight > 0)
 
 
 # -- the repeat term ------------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from espalier.stored_numbers import stored
 
 from ..data.splits import Split
 from ..deep.prepare import Prepared
-from ..neighbours.fit import SLIM, WEIGHED, Neighbours, fading, fit_neighbours, neighbours, neighbours_of
+from ..neighbours.fit import WEIGHED, Neighbours, fading, fit_neighbours, neighbours, neighbours_of
 from ..neighbours.neighbour_lists import NeighbourLists
 from ..retrieval.task import Metric, Task
 from ..retrieval.tuning import Options
@@ -55,7 +55,7 @@ class MemorySource:
 
     lists    S, the best neighbours of each item, in any order
     recency  the best one for the neighbours without a tree; 1 for lists without an order
-    options  of S; other values of `slim` and of those in WEIGHED need no new counts
+    options  of S; other values of those in WEIGHED need no new counts
     weigh    options → such lists; None: S cannot change
     """
 
@@ -65,15 +65,15 @@ class MemorySource:
     weigh: Callable[[Options], NeighbourLists] | None = None
 
     def with_options(self, options: Options) -> MemorySource:
-        """The source with S weighed by these options' values of `slim` and WEIGHED."""
+        """The source with S weighed by these options' values of WEIGHED."""
         new_options = self.options | self.weighed_options(options)
         if self.weigh is None or new_options == self.options:
             return self
         return replace(self, lists=self.weigh(new_options), options=new_options)
 
     def weighed_options(self, options: Options) -> Options:
-        """The values of `slim` and WEIGHED in these options; missing ones are the source's."""
-        return {option.name: options.get(option.name, self.options[option.name]) for option in (*WEIGHED, SLIM)}
+        """The values of WEIGHED in these options; missing ones are the source's."""
+        return {option.name: options.get(option.name, self.options[option.name]) for option in WEIGHED}
 
     @property
     def largest(self) -> float:

@@ -177,7 +177,7 @@ def _with_memory(
     grid = [Option("gamma", tuple(gammas))] if len(gammas) > 1 else []
     grid = [WEIGHTS, *grid] if weight == "auto" else grid
     grid = [*grid, RECENCY] if prepared.interactions.order != "none" else grid
-    grid += [Option("kept", tuple(sizes)), *WEIGHED, *([SLIM] if source.options["slim"] else [])]
+    grid += [Option("kept", tuple(sizes)), *(option for option in WEIGHED if option is not SLIM or source.options["slim"])]
     if too_few_queries or isinstance(config, NeighboursConfig):
         grid = []  # the first options stay
     best = {

@@ -117,11 +117,8 @@ def count_pairs(
     pairs = (np.empty(bound, np.int32), np.empty(bound, np.float32), np.empty(bound, np.float32))
     weight_D = weight_W[:window].astype(np.float32)
     weight_E = np.repeat(np.power(lists.length_U.astype(np.float32), np.float32(-user_exponent)), lists.length_U + 1)
-    total_I = lists.events_I.astype(np.float64)
-    if user_exponent:
-        is_event_E = lists.item_E != END
-        total_I = np.bincount(lists.item_E[is_event_E], weight_E[is_event_E], items).astype(np.float64)
     weight_E = weight_E if user_exponent else weight_E[:0]
+    total_I = _totals(lists.item_E, weight_E, items) if user_exponent else lists.events_I.astype(np.float64)
     damped_I = np.power(np.maximum(lists.events_I, 1), damping, dtype=np.float32)
     offset_I1 = np.zeros(items + 1, np.int64)
     blocks = np.searchsorted(np.cumsum(reach_I), np.arange(0, int(reach_I.sum()), BLOCK_VISITS)[1:]).tolist()
@@ -129,6 +126,15 @@ def count_pairs(
         _count_rows((lists.item_E, position_E, first_I1, weight_E, weight_D, damped_I), first, last, most, offset_I1, pairs)
     used = offset_I1[-1]
     return Counts(offset_I1, pairs[0][:used], pairs[1][:used], pairs[2][:used], total_I)
+
+
+@compiled()
+def _totals(item_E: Array, weight_E: Array, items: int) -> Array:
+    total_I = np.zeros(items, np.float64)
+    for place in range(len(item_E)):
+        if item_E[place] != END:
+            total_I[item_E[place]] += weight_E[place]
+    return total_I
 
 
 @compiled()

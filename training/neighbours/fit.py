@@ -11,7 +11,7 @@ and all these are 1. Only they have `slim`. Item-CF (Sarwar et al. 2001) is the 
 Options are chosen on validation users by coordinate passes over GRID (GRID_WITHOUT_ORDER), from the better of two starts. Near items are
 used if they gain over a standard error. Then the fewest neighbours an item that find as much are kept. All training users count in every
 trial. Most options only weigh counts; those in COUNTED need new counts, and are tried only if counting takes a small part of the remaining
-time. Two counts are in memory at a time.
+time. Those and `l2` need a new regression. Two counts and two regressions are in memory at a time.
 
 Legend: I items, N pairs of items with a count, L items of a history that count.
 """
@@ -35,7 +35,7 @@ from ..data.splits import EvaluationPair
 from ..neighbours.cooccurrence import Counts, Lists, count_pairs, lists_of
 from ..neighbours.near_items import near_items
 from ..neighbours.neighbour_lists import NeighbourLists, Pairs
-from ..neighbours.slim import slim
+from ..neighbours.slim import STEP_S, slim, steps
 from ..retrieval.scores import by_popularity
 from ..retrieval.task import Deadline, Fitted, Task, Trial
 from ..retrieval.tuning import Option, Options, Remembered, search
@@ -62,12 +62,13 @@ GRID = (
     Option("window", (5, 10, 20, 50, 100), times=2, most=400),
     Option("longest", (20, 50, 100, 200), times=2, most=800),
 )
+L2 = Option("l2", (1.0, 3.0, 10.0, 30.0), times=3, least=0.1, most=1000.0, only_with="slim")
 SLIM = Option("slim", (0.0, 0.3, 1.0, 3.0), times=3, most=100.0)
-GRID_WITHOUT_ORDER = (*DAMPING[:-1], SLIM, Option("l2", (1.0, 3.0, 10.0, 30.0), times=3, least=0.1, most=1000.0), DAMPING[-1])
+GRID_WITHOUT_ORDER = (*DAMPING[:-1], SLIM, L2, DAMPING[-1])
 COUNTED = ("window", "decay", "user")
 """Options that the counts depend on."""
-WEIGHED = tuple(option for option in DAMPING if option.name in ("near", "column", "row", "power"))
-"""Options of S that need no new counts or cosines and matter most."""
+WEIGHED = (*(option for option in DAMPING if option.name in ("near", "column", "row", "power")), SLIM)
+"""Options of S that need no new counts, cosines or regression and matter most."""
 NEIGHBOUR_LIMITS = (100, 200, 500, 1000, 2000, 5000)
 """Limits of neighbours an item to try in the end, besides no limit, where neighbours answer alone. A tree's memory then tries
 NEIGHBOUR_COUNTS (`deep/memory.py`) of them, which says why there are two grids."""
@@ -81,8 +82,6 @@ VALIDATION_QUERIES, QUERIES_PER_SECOND = 20_000, 100
 """Most validation queries to choose options by, in total and for each second of the task: a trial answers all of them."""
 NEAR_COUNTS = 20
 """About how many counts take as long as finding the near items; more on small logs, where neither takes long."""
-SLIM_COUNTS = 6
-"""About how many counts take as long as a regression; more on small logs, fewer on those of a million items."""
 COUNTS_LEFT = 10
 """A trial with new counts is made only if the remaining time is enough for so many: other trials gain more in that time."""
 
@@ -202,6 +201,7 @@ def neighbours(task: Task) -> Fitted:
     count_begin = time.perf_counter()
     counts.of(starts[0])
     count_s = time.perf_counter() - count_begin
+    regression_s = STEP_S * steps(counts.of(starts[0]))
 
     near = cache(lambda: near_items(interactions, users, task.seed))
     regressed = Remembered(lambda options: slim(counts.of(options), options["l2"]), (*COUNTED, "l2"))
@@ -211,7 +211,7 @@ def neighbours(task: Task) -> Fitted:
 
     def cost_s(options: Options) -> float:
         near_s = NEAR_COUNTS * count_s if options["near"] and not near.cache_info().currsize else 0.0
-        slim_s = SLIM_COUNTS * count_s if options["slim"] and not regressed.has(options) else 0.0
+        slim_s = regression_s if options["slim"] and not regressed.has(options) else 0.0
         return near_s + slim_s + (0.0 if counts.has(options) else COUNTS_LEFT * count_s * options["window"] / starts[0]["window"])
 
     figure = regressed.watched(counts.watched(lambda options: task.measured(fitted(options).rank, pairs)))
@@ -220,9 +220,17 @@ def neighbours(task: Task) -> Fitted:
     best = fitted(chosen.options)
     limit, limit_trials = _fewest_neighbours(task, pairs, best, chosen, deadline)
     best = best if limit is None else replace(best, lists=best.lists.limited(limit))
+    if chosen.options["slim"]:  # what is returned holds one regression, and not what made others
+        best = replace(best, regressed=partial(_same, best.regressed()))
+    else:
+        best = replace(best, regressed=partial(slim, best.counts, chosen.options["l2"]))
     options = {**chosen.options, "kept": limit}
     seconds, trials = time.perf_counter() - begin, [*result.trials, *limit_trials]
     return Fitted(best.rank, options, best.lists.bytes, seconds, trials, result.ended, source=best)
+
+
+def _same(pairs: Pairs) -> Pairs:
+    return pairs
 
 
 def _without_near(task: Task, pairs: Sequence[EvaluationPair], fitted: Callable[[Options], Neighbours], best: Trial) -> Trial:

@@ -74,6 +74,7 @@ class Option:
     add, times    the step of an ordered option beyond its grid: a summand or a factor; with neither the grid is the limit
     least, most   limits beyond the grid
     ordered       whether neighbouring values give similar figures
+    only_with     another option: while its value is 0, this one has no effect and is left out
     """
 
     name: str
@@ -83,6 +84,7 @@ class Option:
     least: float = float("-inf")
     most: float = float("inf")
     ordered: bool = True
+    only_with: str = ""
 
     def beside(self, value: Any, direction: int) -> Any | None:
         """The next value up (direction 1) or down (−1), or None."""
@@ -191,6 +193,8 @@ def search(
     while better:  # when time is over, no step is better
         better = False
         for option in grid:
+            if option.only_with and not tuning.best.options[option.only_with]:
+                continue
             better |= _climb(tuning, option) if option.ordered else _try_all(tuning, option)
     return tuning
 

@@ -335,8 +335,9 @@ def test_events_count_for_what_a_regression_would_add_too() -> None:
     formula = MemoryFormula(**{name: WITHOUT_ORDER[name] for name in FORMULA}, unit=0.5)
     memory = Memory(np.zeros(4, np.int64), np.empty(0, np.int32), np.empty(0, np.float16), np.ones(2, np.float32), 1, formula=formula)
     regressed = replace(memory, formula=formula.model_copy(update={"slim": 3.0}))
-    (_, plain), (_, more) = (MemoryRows(each, Popularity(None)).of(np.array([[0, 1]]), 5)[0] for each in (memory, regressed))
-    assert_allclose(more, 4 * plain)
+    plain, more = (MemoryRows(each, Popularity(None)).of(np.array([[0, 1]]), 5) for each in (memory, regressed))
+    for direction in (0, 1):
+        assert_allclose(more[direction][1], 4 * plain[direction][1])
 
 
 def test_without_a_formula_events_say_nothing_to_a_memory() -> None:
