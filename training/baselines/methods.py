@@ -39,7 +39,7 @@ def _with_needs(module: str, function: str, **arguments: str) -> Row:
 _ROWS = {
     "popularity": _timed_by_parts("baselines.popularity", "popularity", trials=1),
     "item-cf": _timed_by_parts("baselines.item_cf", "item_cf", trials=3),
-    "neighbours": _timed_by_parts("neighbours.fit", "neighbours", trials=80),
+    "neighbours": _timed_by_parts("neighbours.fit", "neighbours", trials=120),
     "ease": _with_needs("baselines.ease", "ease"),
     "graph-filter": _timed_by_parts("baselines.graph_filter", "graph_filter", trials=40),
     "ials": _timed_by_parts("baselines.ials", "ials", trials=100, once=8),  # its shortest fit is one iteration of eight

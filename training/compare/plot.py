@@ -16,6 +16,7 @@ def plot_rows(rows: Sequence[dict[str, Any]], early: Collection[str], metric: st
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
+    from matplotlib.ticker import LogLocator, NullFormatter
 
     figure, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")
     for name in dict.fromkeys(row["method"] for row in rows):
@@ -29,7 +30,9 @@ def plot_rows(rows: Sequence[dict[str, Any]], early: Collection[str], metric: st
             axes.annotate(str(row["beam_size"]), (x, y), textcoords="offset points", xytext=(-4, -13), fontsize=7)
     note = "; *: ended early" if early else ""
     axes.set(xscale="log", xlabel=f"ms per query, one at a time on one thread (numbers: serving beam{note})", ylabel=metric, title=title)
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter(NullFormatter())
     axes.margins(x=0.12)
     axes.set_ylim(0, 1.12 * max(row["figures"][metric]["mean"] for row in rows))
     axes.grid(alpha=0.3, which="both")
