@@ -221,16 +221,13 @@ def neighbours(task: Task) -> Fitted:
     limit, limit_trials = _fewest_neighbours(task, pairs, best, chosen, deadline)
     best = best if limit is None else replace(best, lists=best.lists.limited(limit))
     if chosen.options["slim"]:  # what is returned holds one regression, and not what made others
-        best = replace(best, regressed=partial(_same, best.regressed()))
+        regression = best.regressed()
+        best = replace(best, regressed=lambda: regression)
     else:
         best = replace(best, regressed=partial(slim, best.counts, chosen.options["l2"]))
     options = {**chosen.options, "kept": limit}
     seconds, trials = time.perf_counter() - begin, [*result.trials, *limit_trials]
     return Fitted(best.rank, options, best.lists.bytes, seconds, trials, result.ended, source=best)
-
-
-def _same(pairs: Pairs) -> Pairs:
-    return pairs
 
 
 def _without_near(task: Task, pairs: Sequence[EvaluationPair], fitted: Callable[[Options], Neighbours], best: Trial) -> Trial:

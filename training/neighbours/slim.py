@@ -32,7 +32,7 @@ from ..neighbours.neighbour_lists import Pairs
 from ..retrieval.scores import keep_best
 
 CANDIDATES = 100
-"""Twice as many found no more on two logs, half as many a little less on one."""
+"""Twice as many found no more on two logs and a little more on a third, half as many a little less on one."""
 ROUNDS, TOLERANCE = 50, 0.01
 """A descent ends after so many rounds, or when no weight changes by more than this share of the largest; most need five."""
 BLOCK = 1 << 10
