@@ -93,8 +93,6 @@ def second_stage(bundle: Bundle, rerank: bool, depth: int | None) -> Rerank | No
 
 def held_out_pairs(bundle: Bundle) -> list[EvaluationPair]:
     """The bundle's own held-out queries (at most 1,000) with their relevant items."""
-    if not isinstance(bundle.manifest.query, HistoryKind):
-        raise InvalidData("heldout", bundle.manifest.query.kind, "history queries")
     held_out = read_heldout(bundle)
     histories = [bundle.items.rows_of(ids) for ids in whole_histories(bundle, held_out)]
     return [EvaluationPair(i, row[row >= 0], rows) for i, (row, rows) in enumerate(zip(histories, held_out.relevant, strict=True))]

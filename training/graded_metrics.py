@@ -17,7 +17,6 @@ from typing import Literal
 import numpy as np
 
 from espalier.arrays import Float64, Int64
-from espalier.errors import InvalidData
 
 from .graded_relevance import Relevance
 
@@ -49,10 +48,7 @@ class RankedErrors:
         predicted  ŷ of the predicted labels, best first; 0 for all other labels
         errors     "largest": S(e, k) are the k largest errors, so relevant labels that were not predicted count. "predicted": the errors of
                    the k best predictions. The authors' program prints their mean, divided by WP@k (as a fraction), under the same name
-
-        Raises InvalidData if shapes do not fit, and for y below 0.
         """
-        check(true, predicted)
         if errors == "predicted":
             error_E = np.abs(predicted.value_E - true.at(predicted.key_E))
             return RankedErrors(predicted.row_E, predicted.position_E, error_E, len(true))
@@ -66,7 +62,7 @@ class RankedErrors:
 
             XMAD@k(ŷ, y) = 1/k · Σ_{l ∈ S(e, k)} e_l,   e_l = |ŷ_l − y_l|                (XReg Eq. 1)
 
-        A point with fewer than k errors above 0 is still divided by k. Raises InvalidData for k below 1.
+        A point with fewer than k errors above 0 is still divided by k.
         """
         return self._sums(k, 1) / k
 
@@ -75,23 +71,8 @@ class RankedErrors:
         return np.sqrt(self._sums(k, 2) / k)
 
     def _sums(self, k: int, power: int) -> Float64:
-        check_k(k)
         counts_E = self.position_E < k
         return np.bincount(self.row_E[counts_E], weights=self.error_E[counts_E] ** power, minlength=self.points).astype(np.float64)
-
-
-def check_k(k: int) -> None:
-    """Raise InvalidData if k is below 1."""
-    if k < 1:
-        raise InvalidData("k", k, "at least 1")
-
-
-def check(true: Relevance, predicted: Relevance) -> None:
-    """Raise InvalidData if two relevances cannot be compared."""
-    if (len(true), true.width) != (len(predicted), predicted.width):
-        raise InvalidData("predicted", f"[{len(predicted)}, {predicted.width}]", f"[{len(true)}, {true.width}], the shape of the true ones")
-    if (true.value_E < 0).any():
-        raise InvalidData("true", float(true.value_E.min()), "relevances of at least 0")
 
 
 def _all_errors(true: Relevance, predicted: Relevance) -> tuple[Int64, Float64]:
@@ -112,7 +93,7 @@ def wp_at_k(true: Relevance, predicted: Relevance, k: int) -> float:
         WP@k = Σ_i Σ_{j ≤ k} y_{i, π̂_j} / Σ_i Σ_{j ≤ k} y_{i, π*_j}
 
     π̂ is the order of the predictions, π* that of the true relevance. 0 if nothing is relevant. PSP@k is WP@k with
-    y = 1/p (`propensity_scored`), CTR@k and Rating@k are WP@k with rates and ratings. Raises InvalidData as `RankedErrors`.
+    y = 1/p (`propensity_scored`), CTR@k and Rating@k are WP@k with rates and ratings.
     """
     return _gain(true, predicted, k, discounted=False)
 
@@ -124,8 +105,6 @@ def wn_at_k(true: Relevance, predicted: Relevance, k: int) -> float:
 
 def propensity_scored(true: Relevance, inverse_propensity_I: Float64) -> Relevance:
     """The relevance 1/p_l of every label that is relevant at all: with it WP@k is propensity-scored precision (Jain et al. 2016)."""
-    if inverse_propensity_I.shape != (true.width,):
-        raise InvalidData("inverse_propensity_I", list(inverse_propensity_I.shape), f"[{true.width}], one for each label")
     present_E = (true.value_E > 0).astype(np.float64)
     return Relevance(true.offset_B, true.column_E, present_E, true.width).times(inverse_propensity_I)
 
@@ -138,8 +117,6 @@ def tau_at_k(true: Relevance, predicted: Relevance, k: int) -> float:
 
     Y_i are the labels that are relevant to point i; ŷ of a label that was not predicted is 0. 1 if there is nothing to compare.
     """
-    check(true, predicted)
-    check_k(k)
     relevant_E = true.value_E > 0
     row_E, true_E = true.row_E[relevant_E], true.value_E[relevant_E]
     predicted_E = predicted.at(true.key_E[relevant_E])
@@ -166,7 +143,6 @@ def auprc(true: Relevance, predicted: Relevance) -> float:
     ŷ = 0. With y ∈ {0, 1} it is the average precision. Divide y by its maximum first, so that it lies in [0, 1]. 0 where nothing is
     relevant.
     """
-    check(true, predicted)
     total = float(true.value_E.sum())
     if total == 0:
         return 0.0
@@ -191,8 +167,6 @@ def almost_zero(predicted: Relevance) -> Relevance:
 
 
 def _gain(true: Relevance, predicted: Relevance, k: int, discounted: bool) -> float:
-    check(true, predicted)
-    check_k(k)
     discount: Float64 = 1 / np.log2(np.arange(2, k + 2)) if discounted else np.ones(k)
     counts_E = predicted.position_E < k
     got = (true.at(predicted.key_E[counts_E]) * discount[predicted.position_E[counts_E]]).sum()

@@ -16,9 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.arrays import Float64, Int64
-from espalier.errors import InvalidData
 from espalier.search import NO_ITEM
-from espalier.stored_arrays import rises
 from espalier.text.sparse_rows import SparseRows
 
 
@@ -30,27 +28,12 @@ class Relevance:
     column_E  int64[E], from 0 to width − 1, each once in a row
     value_E   float64[E], finite
     width     I
-    Raises InvalidData if arrays do not fit.
     """
 
     offset_B: Int64
     column_E: Int64
     value_E: Float64
     width: int
-
-    def __post_init__(self) -> None:
-        entries = len(self.column_E)
-        if len(self.offset_B) < 1 or not rises(self.offset_B, len(self), entries) or self.value_E.shape != (entries,):
-            raise InvalidData("offset_B", self.offset_B[:8].tolist(), f"ascending from 0 to {entries}, the number of columns and of values")
-        if entries and not (self.column_E.min() >= 0 and self.column_E.max() < self.width):
-            bad = int(self.column_E.max()) if self.column_E.max() >= self.width else int(self.column_E.min())
-            raise InvalidData("column_E", bad, f"columns from 0 to {self.width - 1}")
-        if not np.isfinite(self.value_E).all():
-            raise InvalidData("value_E", float(self.value_E[~np.isfinite(self.value_E)][0]), "finite numbers")
-        key_E, _ = self.by_key
-        if (key_E[1:] == key_E[:-1]).any():
-            row, column = divmod(int(key_E[1:][key_E[1:] == key_E[:-1]][0]), max(self.width, 1))
-            raise InvalidData(f"column_E, row {row}", column, "each column at most once in a row")
 
     def __len__(self) -> int:
         return len(self.offset_B) - 1
@@ -72,8 +55,6 @@ class Relevance:
     @staticmethod
     def of_predictions(item_rows_BM: Int64, scores_BM: NDArray[np.floating], width: int) -> Relevance:
         """The relevance of a search's results: item rows, best first, NO_ITEM as padding, and their scores."""
-        if item_rows_BM.ndim != 2 or item_rows_BM.shape != scores_BM.shape:
-            raise InvalidData("scores_BM", list(scores_BM.shape), f"{list(item_rows_BM.shape)}, a score for each place of item_rows_BM")
         is_item_BM = item_rows_BM != NO_ITEM
         offset_B = np.concatenate([[0], np.cumsum(is_item_BM.sum(axis=1))]).astype(np.int64)
         return Relevance(offset_B, item_rows_BM[is_item_BM].astype(np.int64), scores_BM[is_item_BM].astype(np.float64), width)

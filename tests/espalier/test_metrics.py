@@ -262,31 +262,6 @@ def test_nothing_relevant_and_nothing_found_and_an_entry_of_0_is_not_relevant() 
     assert tau_at_k(true, found, 1) == 0
 
 
-SOME = sparse(np.ones((2, 3)))
-
-
-@pytest.mark.parametrize(
-    ("refused", "said"),
-    [
-        (lambda: wp_at_k(SOME, sparse(np.ones((2, 4))), 1), r"predicted: got '\[2, 4\]', expected \[2, 3\], the shape of the true ones"),
-        (lambda: RankedErrors.of(SOME, SOME).xmad(0), "k: got 0, expected at least 1"),
-        (lambda: RankedErrors.of(SOME.times(-1.0), SOME), r"true: got -1.0, expected relevances of at least 0"),
-        (lambda: propensity_scored(SOME, np.ones(2)), r"inverse_propensity_I: got \[2\], expected \[3\], one for each label"),
-        (lambda: SOME.times(math.nan), "value_E: got nan, expected finite numbers"),
-        (lambda: predicted([[1, 1]], 2), "column_E, row 0: got 1, expected each column at most once in a row"),
-        (lambda: predicted([[1, 3]], 2), "column_E: got 3, expected columns from 0 to 2"),
-        (lambda: predicted([[1, 3]], 1), r"scores_BM: got \[1, 1\], expected \[1, 2\], a score for each place"),
-    ],
-)
-def test_what_cannot_be_compared_is_refused(refused: Callable[[], object], said: str) -> None:
-    with pytest.raises(InvalidData, match=said):
-        refused()
-
-
-def predicted(rows: list[list[int]], scores: int) -> Relevance:
-    return Relevance.of_predictions(np.array(rows), np.ones((1, scores), np.float32), 3)
-
-
 def test_a_large_matrix_is_never_made_dense() -> None:
     """10⁵ points × 10⁵ labels would take 80 GB."""
     true = Relevance(np.arange(100_001), np.arange(100_000), np.ones(100_000), 100_000)

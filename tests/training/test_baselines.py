@@ -167,8 +167,6 @@ def test_both_are_asked_for_more_than_is_wanted() -> None:
     assert rank_by_both(rank, rank, 0.5, 10, [np.array([1])] * 3, 4, exclude_seen=True).tolist() == [[0, 1, 2, 3]] * 3
     assert asked == [(3, 200, True)] * 2
     assert depth(300) == 600
-    with pytest.raises(InvalidConfig, match="m: got 0"):
-        rank_by_both(rank, rank, 0.5, 10, [], 0, exclude_seen=True)
 
 
 @pytest.mark.parametrize("better", [0, 1])

@@ -80,9 +80,6 @@ def test_a_tree_of_labels_is_balanced_and_keeps_like_labels_together() -> None:
     assert_array_equal(tree.leaf_item, again.leaf_item)
     assert_array_equal(tree.leaf_item, parallel.leaf_item)
     assert not np.array_equal(tree.leaf_item, other.leaf_item)
-    for options, message in (((1, 2), "branching: got 1, expected at least 2"), ((2, 1), "max_leaf: got 1, expected at least 2")):
-        with pytest.raises(InvalidConfig, match=message):
-            hierarchical_kmeans(labels, *options, 0)
 
 
 @pytest.mark.parametrize(

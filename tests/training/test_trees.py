@@ -101,13 +101,6 @@ def test_kmeans_copes_with_zero_and_equal_rows() -> None:
     assert_array_equal(np.sort(kmeans_tree(points, 2, seed=0).leaf_item), np.arange(33))
 
 
-@pytest.mark.parametrize("points", [np.zeros((0, 3)), np.zeros((3, 0)), np.zeros(3), np.array([[np.nan]]), np.array([[np.inf]])])
-def test_kmeans_refuses_what_are_not_vectors(points: np.ndarray) -> None:
-    with pytest.raises(InvalidData) as error:
-        kmeans_tree(points.astype(np.float32), 2, seed=0)
-    assert error.value.field == "embeddings_ID"
-
-
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("width", [4, 17])
 def test_embeddings_are_the_truncated_svd_of_the_weighted_matrix(width: int, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:

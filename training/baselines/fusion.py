@@ -45,7 +45,6 @@ def depth(m: int) -> int:
 
 def rank_by_both(first: Rank, second: Rank, share: float, constant: float, queries: Sequence[Any], /, m: int, exclude_seen: bool) -> Int64:
     """int64[B, M = m]: the best of both methods, of `depth(m)` items from each. share: the weight of the second method."""
-    empty_rows(0, m)
     rows = [rank(queries, depth(m), exclude_seen) for rank in (first, second)]
     return fused(rows[0], rows[1], m, share, constant)
 

@@ -68,9 +68,7 @@ def answered(rank: Rank, pairs: Sequence[Question], m: int, exclude_seen: bool) 
 
 
 def figures_of(found_BM: Int64, pairs: Sequence[Question], metrics: Sequence[Metric]) -> Figures:
-    """The figures of the answers to `pairs`. Raises InvalidData if there are no queries."""
-    if not len(pairs):
-        raise InvalidData("queries", 0, "at least one with something relevant")
+    """The figures of the answers to `pairs`."""
     return Figures(np.array([pair.user for pair in pairs], np.int64), {metric: metric.of(found_BM, pairs) for metric in metrics})
 
 

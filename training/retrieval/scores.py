@@ -17,7 +17,6 @@ import numpy as np
 
 from espalier.arrays import Array, Float32, Int64
 from espalier.compiled_code import compiled
-from espalier.errors import InvalidConfig
 from espalier.search import NO_ITEM
 
 BLOCK = 256
@@ -55,9 +54,7 @@ def best_then_popular(
 
 
 def empty_rows(queries: int, m: int) -> Int64:
-    """int64[queries, m] of NO_ITEM. Raises InvalidConfig if m is below 1."""
-    if m < 1:
-        raise InvalidConfig("m", m, "at least 1")
+    """int64[queries, m] of NO_ITEM."""
     return np.full((queries, m), NO_ITEM, np.int64)
 
 

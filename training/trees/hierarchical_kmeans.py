@@ -19,7 +19,6 @@ import numpy as np
 
 from espalier.arrays import Array, Int64
 from espalier.compiled_code import compiled
-from espalier.errors import InvalidConfig
 from espalier.tree import Tree, tree_from_children
 
 from ..data.csr import Csr
@@ -34,11 +33,7 @@ def hierarchical_kmeans(labels: Csr, branching: int, max_leaf: int, seed: int, t
 
     branching  most children of a node above the leaf clusters · max_leaf: most labels in a leaf cluster
     threads    change only the time
-    Raises InvalidConfig.
     """
-    for name, value, least in (("branching", branching, 2), ("max_leaf", max_leaf, 2)):
-        if value < least:
-            raise InvalidConfig(name, value, f"at least {least}")
     cuts = max(0, math.ceil(math.log2(max(1, labels.shape[0]) / max_leaf)))
     clusters = [np.arange(labels.shape[0])]
     with ThreadPoolExecutor(threads) as pool:

@@ -18,7 +18,6 @@ import torch
 
 from espalier.arrays import Array, Float32, Int64
 from espalier.compiled_code import compiled
-from espalier.errors import InvalidData
 from espalier.live.folded_chunks import spans
 from espalier.tree import Tree
 
@@ -41,10 +40,8 @@ def kmeans_tree(embeddings_ID: Float32, branching: int, *, seed: int) -> Tree:
 
     embeddings_ID  float32[I, D], finite; only directions count. Zero rows are similar to nothing: see `embeddings.spread_unseen`.
 
-    The same seed gives the same tree. Raises InvalidData for another shape or numbers that are not finite.
+    The same seed gives the same tree.
     """
-    if embeddings_ID.ndim != 2 or 0 in embeddings_ID.shape or not np.isfinite(embeddings_ID).all():
-        raise InvalidData("embeddings_ID", f"{embeddings_ID.dtype}{list(embeddings_ID.shape)}", "finite float32[I, D], neither of them 0")
     items, threads = len(embeddings_ID), torch.get_num_threads()
     rng = np.random.default_rng(seed)
     x_ID = unit_rows(embeddings_ID.astype(np.float32, copy=False))

@@ -21,8 +21,6 @@ import math
 import torch
 from torch import Tensor, nn
 
-from espalier.errors import InvalidConfig, InvalidData
-
 from ...deep.parallel import process_rows
 
 
@@ -76,8 +74,6 @@ class SequenceEncoder(nn.Module):
 
     def __init__(self, width: int, layers: int, heads: int, length: int) -> None:
         super().__init__()
-        if width % heads:
-            raise InvalidConfig("width", width, f"a multiple of heads, {heads}")
         self.length = length
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
@@ -88,13 +84,8 @@ class SequenceEncoder(nn.Module):
         self.bucket_TT: Tensor
 
     def forward(self, items_BTD: Tensor, dropout: Dropout | None = None) -> Tensor:
-        """[B, T, D] → [B, T, D]: the state at t depends only on positions 0 … t. Oldest first, padding last, where it has no effect.
-
-        Raises InvalidData if T is above `length`.
-        """
+        """[B, T, D] → [B, T, D]: the state at t depends only on positions 0 … t. Oldest first, padding last, where it has no effect."""
         length = items_BTD.shape[1]
-        if length > self.length:
-            raise InvalidData("items_BTD", f"{length} places", f"at most {self.length}")
         x_BTD = items_BTD if dropout is None else dropout(items_BTD)
         for block, mask_HTT in zip(self.blocks, self._masks(), strict=True):
             x_BTD = block(x_BTD, mask_HTT[:, :length, :length], dropout)
