@@ -17,7 +17,7 @@ SAMPLES = 5
 TITLES_PER_NODE = 3
 
 
-def inspect(bundle: Bundle, seed: int = 0) -> str:
+def inspect(bundle: Bundle) -> str:
     """A text report."""
     manifest, tree = bundle.manifest, bundle.tree
     ranking = manifest.ranking
@@ -39,7 +39,7 @@ def inspect(bundle: Bundle, seed: int = 0) -> str:
         spread = f"{below.min()} … {below.max()} (mean {below.mean():.1f})"
         lines.append(f"{h:5d} {len(span):9d} {f'{children.min()}–{children.max()}':>10} {spread:>24}")
     lines += ["", "Sample paths, with some items below each node:"]
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     for item in rng.choice(tree.item_count, min(SAMPLES, tree.item_count), replace=False):
         path = tree.ancestors(tree.leaf_of_item[[item]])[0]
         lines.append(f"  {_label(bundle, item)}")

@@ -238,10 +238,12 @@ def test_a_deadline_ends_training_after_an_iteration() -> None:
 def test_vectors_take_no_more_memory_than_they_may(monkeypatch: pytest.MonkeyPatch) -> None:
     task = task_of(grouped(3), list(range(60)), list(range(60, 80)), m=4)
     monkeypatch.setattr(ials_module, "MOST_TRIALS", 9)
-    fitted = ials(task, most_bytes=4 * 96 * 20)
+    monkeypatch.setattr(ials_module, "available_bytes", lambda: 4 * 4 * 96 * 20)
+    fitted = ials(task)
     assert {trial.options["factors"] for trial in fitted.trials} <= set(range(8, 21))
+    monkeypatch.setattr(ials_module, "available_bytes", lambda: 4 * (4 * 96 * 8 - 1))
     with pytest.raises(InvalidData, match=r"96 users and items', expected at most 95: iALS's vectors of 8 numbers would take 0.0 GiB"):
-        ials(task, most_bytes=4 * 96 * 8 - 1)
+        ials(task)
 
 
 def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -372,14 +374,17 @@ def test_items_without_training_users_come_after_all_others_and_an_empty_history
 def test_more_memory_than_it_may_take_is_refused_and_says_how_many_items_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ease_module, "inversion_seconds", lambda items: 1234.0)
     log = log_of([[0, 1]], items=100)
-    refuse_too_many(log, 8 * 100**2)
+    monkeypatch.setattr(ease_module, "MOST_BYTES", 8 * 100**2)
+    refuse_too_many(log)
+    monkeypatch.setattr(ease_module, "MOST_BYTES", 8 * 100**2 - 1)
     with pytest.raises(
         InvalidData,
         match=r"items: got '100 items', expected at most 99: EASE's two matrices would take .*; an inversion would take 1,234 s",
     ):
-        refuse_too_many(log, 8 * 100**2 - 1)
+        refuse_too_many(log)
+    monkeypatch.setattr(ease_module, "MOST_BYTES", 8 * 35**2 + 1)
     with pytest.raises(InvalidData, match="at most 35"):
-        ease(task_of(grouped(1), list(range(60)), list(range(60, 80))), most_bytes=8 * 35**2 + 1)
+        ease(task_of(grouped(1), list(range(60)), list(range(60, 80))))
 
 
 def test_less_time_than_an_inversion_takes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

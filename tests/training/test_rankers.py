@@ -35,7 +35,7 @@ from training.rankers.choice_models import (
     tied_plackett_luce_loss,
 )
 from training.rankers.export import ranker_onnx
-from training.rankers.fit import Descent, Epoch, Ranker, fit_ranker, new_ranker, query_losses
+from training.rankers.fit import VALIDATE_AT, Descent, Epoch, Ranker, fit_ranker, new_ranker, query_losses
 from training.rankers.rank_functions import HighwayFunction
 from training.rankers.standardise import Standardise
 from training.specification.ranker import ChoiceModel, HighwayConfig, LinearRankerConfig, RankerConfig, Scaling, Ties, ranker_config
@@ -56,7 +56,7 @@ def synthetic(seed: int, queries: int = 60, curved: bool = True) -> RankingSet:
 
 
 def quality(ranker: Ranker, data: RankingSet) -> float:
-    return float(ndcg(ranker.scores(data.features_RF), data.grades_R, data.query_offset, 5).mean())
+    return float(ndcg(ranker.scores(data.features_RF), data.grades_R, data.query_offset, VALIDATE_AT).mean())
 
 
 FAST = HighwayConfig(learning_rate=0.03, max_epochs=40, hidden=16, patience=None)
@@ -222,7 +222,7 @@ def test_validation_queries_choose_the_epoch_and_the_end(monkeypatch: pytest.Mon
     train, valid = synthetic(1, 30), synthetic(2, 30)
     epochs: list[Epoch] = []
     config = FAST.model_copy(update={"learning_rate": 0.1, "patience": 4, "max_epochs": 200})
-    ranker = fit_ranker(train, valid, config, epochs.append, descent=replace(FREE, validate_at=5))
+    ranker = fit_ranker(train, valid, config, epochs.append, descent=FREE)
     values = [epoch.validation for epoch in epochs]
     best = max(value for value in values if value is not None)
     assert quality(ranker, valid) == pytest.approx(best, abs=1e-6)

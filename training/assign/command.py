@@ -75,7 +75,7 @@ class Assignment:
             raise InvalidConfig("--factor", self.factor, "a finite number above 0")
 
 
-def assign(bundle: Bundle, data: Path, assignment: Assignment, out: Path, resume: bool = False, threads: int | None = None) -> int:
+def assign(bundle: Bundle, data: Path, assignment: Assignment, out: Path, resume: bool = False) -> int:
     """Write the pairs to `out` (item, place, point, score) and return their number.
 
     Until then the state is in a folder beside `out`. With `resume`, a run continues a killed run of the same model, file and options.
@@ -85,10 +85,10 @@ def assign(bundle: Bundle, data: Path, assignment: Assignment, out: Path, resume
     if out.exists() and not out.is_file():
         raise InvalidConfig("--out", str(out), "a file to write, not a folder or a device")
     with run_folder(out, resume) as work:
-        return _assign(bundle, data, assignment, out, work, resume, threads or cores())
+        return _assign(bundle, data, assignment, out, work, resume)
 
 
-def _assign(bundle: Bundle, data: Path, assignment: Assignment, out: Path, work: Path, resume: bool, threads: int) -> int:
+def _assign(bundle: Bundle, data: Path, assignment: Assignment, out: Path, work: Path, resume: bool) -> int:
     points = PointFile(bundle, data, assignment.column)
     count = points.count()
     eligible_I = _eligible(bundle, assignment.filter)
@@ -100,7 +100,7 @@ def _assign(bundle: Bundle, data: Path, assignment: Assignment, out: Path, work:
     trees = scored_trees(bundle, assignment, count)
     if stages := [name for name, stage in (("the tail", bundle.tail), ("stacking", bundle.stacking)) if stage is not None]:
         log.warning("%s: scores are the trees' alone; a search adds %s", bundle.path, " and ".join(stages))
-    labelwise = Labelwise(trees, bundle.manifest.ranking, eligible_I, assignment.per_item, threads)
+    labelwise = Labelwise(trees, bundle.manifest.ranking, eligible_I, assignment.per_item, cores())
     written_at = time.monotonic()
     with tqdm(total=count, initial=best_points.done, desc="points", unit="point", disable=None) as bar:
         for block in points.blocks(min(assignment.block, block_limit(trees, assignment.per_point)), best_points.done):

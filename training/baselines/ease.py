@@ -115,16 +115,14 @@ def invert(matrix_II: Float32) -> None:
         corner[...] = np.tril(corner) + np.tril(corner, -1).T
 
 
-def ease(task: Task, most_bytes: int | None = None) -> Fitted:
+def ease(task: Task) -> Fitted:
     """Choose the options on at most VALIDATION_QUERIES validation queries, and fit on all training users.
 
-    most_bytes  limit for the two matrices; None: the smaller of MOST_BYTES and half of the available memory
-
-    Raises InvalidData if they would take more, InvalidConfig if one inversion would take longer than the task has.
+    Raises InvalidData if the two matrices would take too much memory, InvalidConfig if one inversion would take longer than the task has.
     """
     begin, deadline = time.perf_counter(), task.deadline()
     interactions = task.split.lists
-    refuse_too_many(interactions, most_bytes)
+    refuse_too_many(interactions)
     inversion_s = inversion_seconds(interactions.item_count)
     if inversion_s > deadline.left_s():
         raise InvalidConfig(
@@ -148,15 +146,15 @@ def ease(task: Task, most_bytes: int | None = None) -> Fitted:
 
 def needs(task: Task) -> Needs:
     """The needs, by the number of inversions. Raises InvalidData if the matrices would take too much memory."""
-    refuse_too_many(task.split.lists, None)
+    refuse_too_many(task.split.lists)
     inversion_s = inversion_seconds(task.split.lists.item_count)
     return Needs(max(LEAST_S, ONCE * inversion_s), ANSWERING_S + SEARCH * inversion_s)
 
 
-def refuse_too_many(interactions: Interactions, most_bytes: int | None) -> None:
-    """Raises InvalidData if two I × I matrices would take more than `most_bytes`; None as in `ease`."""
+def refuse_too_many(interactions: Interactions) -> None:
+    """Raises InvalidData if two I × I matrices would take more than MOST_BYTES or half of the available memory."""
     items = interactions.item_count
-    most_bytes = min(MOST_BYTES, available_bytes() // 2) if most_bytes is None else most_bytes
+    most_bytes = min(MOST_BYTES, available_bytes() // 2)
     if 8 * items**2 > most_bytes:
         expected = f"at most {int((most_bytes / 8) ** 0.5)}: EASE's two matrices would take {8 * items**2 / 2**30:.1f} GiB"
         time_ = f"an inversion would take {inversion_seconds(items):,.0f} s"

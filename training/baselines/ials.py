@@ -132,19 +132,18 @@ def factors_of(
     return model
 
 
-def ials(task: Task, most_bytes: int | None = None) -> Fitted:
+def ials(task: Task) -> Fitted:
     """Choose the options on at most VALIDATION_QUERIES validation queries in at most MOST_TRIALS trials, and fit on all training users.
 
-    most_bytes  limit for the vectors of training users and items; None: a quarter of the available memory
-
-    Raises DeviceUnavailable if `implicit` is not installed, InvalidData if the smallest vectors would take more memory.
+    Raises DeviceUnavailable if `implicit` is not installed, InvalidData if the smallest vectors would take more than a
+    quarter of the available memory.
     """
     begin, deadline = time.perf_counter(), task.deadline()
     if not implicit_is_installed():
         raise DeviceUnavailable("implicit is not installed: pip install implicit, or the extra `baselines`")
     matrix = user_item_matrix(task.split.lists, task.split.train)
     rows, least = sum(matrix.shape), 8
-    most_bytes = available_bytes() // 4 if most_bytes is None else most_bytes
+    most_bytes = available_bytes() // 4
     most_factors = most_bytes // (4 * rows)
     if most_factors < least:
         expected = f"at most {most_bytes // (4 * least)}: iALS's vectors of {least} numbers would take {4 * least * rows / 2**30:.1f} GiB"

@@ -62,10 +62,10 @@ def read_vectors(path: Path, log_format: VectorsFormat, scratch: Path, *, block_
         log.warning("%s: %d of %d vectors have no items; they are left out", path.name, rows_without_items, rows)
 
 
-def vectors_in_order(source: Path, order_U: Int64, count: int, target: Path, *, block_bytes: int = 1 << 26) -> Float32:
+def vectors_in_order(source: Path, order_U: Int64, count: int, target: Path) -> Float32:
     """float32[U, F]: write the vectors at `order_U`, of the `count` vectors of `source`, to `target`; a read-only memory map of it."""
     stored = np.memmap(source, np.float32, mode="r").reshape(count, -1)
-    size = max(1, block_bytes // (4 * stored.shape[1]))
+    size = max(1, (1 << 26) // (4 * stored.shape[1]))
     part = target.with_suffix(".part")
     with part.open("wb") as file:
         for start in range(0, len(order_U), size):

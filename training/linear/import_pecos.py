@@ -167,12 +167,12 @@ def _draft(out: Path, tree: Tree, width: int, layers: Sequence[Layer], params: d
 # -- golden queries -------------------------------------------------------------------------------------------------------
 
 
-def golden_table(bundle: Bundle, seed: int = 0) -> pa.Table:
+def golden_table(bundle: Bundle) -> pa.Table:
     """Golden queries of random features; the first has none.
 
     Each is the one of several draws whose answer has the largest margin, so that rounding does not decide it.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     search, kind = bundle.manifest.search, FeaturesKind(width=bundle.chunks.width)
     weighted_features = np.unique(bundle.chunks.row_feature).astype(np.int64)
     largest = float(np.abs(bundle.chunks.entry_weight).max(initial=0))

@@ -7,7 +7,6 @@ the same items, whatever the service writes meanwhile. Knows operations. Does no
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,8 +79,8 @@ def journal_of(model: Path) -> Path:
     return model.absolute().parent / JOURNAL
 
 
-def read_items(file: Path, now: float | None = None) -> JournalItems | None:
-    """The items of a journal at a time (None: now); None if nothing was ever written to it. Raises JournalError and its kinds."""
+def read_items(file: Path, now: float) -> JournalItems | None:
+    """The items of a journal at a time; None if nothing was ever written to it. Raises JournalError and its kinds."""
     if not file.exists():
         return None
     journal, operations = Journal.open(file, "read"), list[Operation]()
@@ -90,5 +89,5 @@ def read_items(file: Path, now: float | None = None) -> JournalItems | None:
             operations += page  # an id that is written meanwhile may come twice, its last operation last
     finally:
         journal.close()
-    items = JournalItems.of(operations, time.time() if now is None else now)
+    items = JournalItems.of(operations, now)
     return items if items.through else None

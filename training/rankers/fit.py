@@ -36,6 +36,8 @@ INIT_STD = 0.1
 """Standard deviation of the first weights; the paper says "small"."""
 SCORED_ROWS = 1 << 16
 """Rows scored at a time: bounds the memory of hidden units."""
+VALIDATE_AT = 10
+"""k of the NDCG@k that chooses the epoch."""
 
 
 @dataclass(frozen=True)
@@ -46,14 +48,12 @@ class Descent:
     max_norm       highway: the longest that a unit's incoming weights may be; None: no limit
     average        the result is a running mean of the weights over about so many epochs
     least_rate     training ends when the learning rate falls below
-    validate_at    k of the NDCG@k by which the epoch is chosen
     """
 
     batch_queries: int = 16
     max_norm: float | None = 1.0
     average: float = 1.0
     least_rate: float = 1e-4
-    validate_at: int = 10
 
 
 CHOSEN = Descent()
@@ -119,7 +119,7 @@ def fit_ranker(
     best_loss, best_ndcg, best_state, epochs_since_best = np.inf, -np.inf, run.averaged.function.state_dict(), 0
     for number in range(1, config.max_epochs + 1):
         rate, loss = run.rate, run.epoch(number)
-        value = None if valid is None else _ndcg(run.averaged, valid, descent.validate_at)
+        value = None if valid is None else _ndcg(run.averaged, valid)
         if value is not None and not np.isfinite(value):
             raise FloatingPointError(f"the validation NDCG of epoch {number} is {value}; expected a finite number")
         if progress is not None:
@@ -218,8 +218,8 @@ def _with_different_grades(train: RankingSet) -> Int64:
     return np.flatnonzero(np.maximum.reduceat(train.grades_R, begins) > np.minimum.reduceat(train.grades_R, begins))
 
 
-def _ndcg(ranker: Ranker, valid: RankingSet, k: int) -> float:
-    return float(ndcg(ranker.scores(valid.features_RF), valid.grades_R, valid.query_offset, k).mean())
+def _ndcg(ranker: Ranker, valid: RankingSet) -> float:
+    return float(ndcg(ranker.scores(valid.features_RF), valid.grades_R, valid.query_offset, VALIDATE_AT).mean())
 
 
 def query_losses(config: RankerConfig, scores_BN: Tensor, grades_BN: Tensor, present_BN: Tensor, generator: torch.Generator) -> Tensor:

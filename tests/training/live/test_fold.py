@@ -213,7 +213,7 @@ def test_a_value_of_another_type_is_named() -> None:
 
 def test_the_last_operation_of_every_id_counts(tmp_path: Path) -> None:
     file = tmp_path / "live.db"
-    assert read_items(file) is None
+    assert read_items(file, 10.0) is None
     journal = Journal.open(file)
     operations = put(0, "a"), put(0, "b", fields={"x": 1}), delete(0, "a"), put(0, "b", fields={"x": 2}), put(0, "c", valid_until=9.0)
     with journal.writing() as transaction:
