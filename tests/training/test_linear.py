@@ -20,7 +20,7 @@ from benchmarks.random_bundles import random_chunks, random_tree, sparse_rows
 from espalier.arrays import Array, Float32, Float64, Int64
 from espalier.chunks import ARRAYS
 from espalier.engines.linear.chunk_search import BeamParams, ChunkSearch
-from espalier.errors import InvalidConfig, InvalidData, InvalidQuery
+from espalier.errors import InvalidConfig, InvalidQuery
 from espalier.manifest import Ranking
 from espalier.text.sparse_rows import SparseRows
 from espalier.tree import Tree, complete_tree
@@ -315,13 +315,6 @@ def test_a_positive_costs_as_much_as_its_weight_says(loss: Any) -> None:
         is_own = weight_BI[:, label] > 0
         expected = optimum(loss, data.points.toarray()[known], is_own, np.where(is_own, weight_BI[:, label], 1))
         assert_allclose(np.append(chunks.weights_of(tree, 1 + label, EVERY), chunks.bias[1 + label]), expected, atol=3e-3)
-
-
-def test_a_node_has_no_more_children_than_a_chunk_can_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    data = LabelledPoints(csr_array(np.eye(3, dtype=np.float32)), csr_array(np.zeros((3, 4), np.float32)))
-    monkeypatch.setattr("training.linear.fit.MAX_CHILDREN", 3)
-    with pytest.raises(InvalidData, match="tree: got 'a node of 4 children', expected at most 3"):
-        fit_linear(data, complete_tree(np.arange(4), 4), LinearOptions())
 
 
 # -- XReg: targets and costs of relevance ---------------------------------------------------------------------------------

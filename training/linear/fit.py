@@ -18,9 +18,8 @@ from typing import Any
 import numpy as np
 
 from espalier.arrays import Bool
-from espalier.chunks import MAX_CHILDREN, Chunks
+from espalier.chunks import Chunks
 from espalier.engines.linear.chunk_search import BeamParams, ChunkSearch
-from espalier.errors import InvalidData
 from espalier.tree import Tree
 
 from ..data.csr import Csr, as_rows
@@ -48,10 +47,7 @@ def fit_linear(
     centroids  rows [I, F], towards which `options.prior` regularises; PIFA's, of length 1, by default
     progress   called with the number of inner nodes that have been trained since the last call
     work       an empty folder, or that of a killed run with the same arguments: each trained level is stored there
-    Raises InvalidData where a node has more children than a chunk can number.
     """
-    if max(tree.max_children) > MAX_CHILDREN:
-        raise InvalidData("tree", f"a node of {max(tree.max_children)} children", f"at most {MAX_CHILDREN}")
     if options.prior > 0:
         of_level: list[Centroids | None] = [*node_centroids(pifa(data) if centroids is None else centroids, tree)]
         is_trained_P = _has_enough_positives(data, tree, options.min_positives)

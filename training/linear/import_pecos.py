@@ -39,7 +39,7 @@ from ..data.item_tables import as_json
 from ..golden import golden_answers
 from ..linear.node_scorers import LevelScorers, as_chunks
 from ..linear.pecos_files import Layer, read_model
-from ..publish import GOLDEN_QUERIES, publish, unanswered
+from ..publish import GOLDEN_QUERIES, golden_beams, publish, unanswered
 
 log = logging.getLogger(__name__)
 
@@ -178,7 +178,7 @@ def golden_table(bundle: Bundle) -> pa.Table:
     largest = float(np.abs(bundle.chunks.entry_weight).max(initial=0))
     no_features: Features = ([], [])
     queries = [no_features if i < DRAWS else _random_features(rng, weighted_features, largest) for i in range(GOLDEN_QUERIES * DRAWS)]
-    beam_size_B = np.array([max(1, search.beam_size // (1 + i // DRAWS % 4)) for i in range(len(queries))])
+    beam_size_B = np.repeat(golden_beams(search.beam_size, GOLDEN_QUERIES), DRAWS)
     written = pa.array([{"indices": indices, "values": values} for indices, values in queries], FEATURES)
     params = SearchParams(beam_size_B, np.full(len(queries), search.m))
     table = golden_answers(bundle, encode_features(kind, queries), written, params)

@@ -14,7 +14,6 @@ from scipy.stats import norm
 from torch import Tensor, nn
 
 from espalier.arrays import Float32, Float64
-from espalier.errors import InvalidData
 
 from ..specification.ranker import Scaling
 
@@ -41,8 +40,6 @@ class Standardise(nn.Module):
 
     def __init__(self, features_RF: Float32, scaling: Scaling) -> None:
         super().__init__()
-        if features_RF.ndim != 2 or 0 in features_RF.shape:
-            raise InvalidData("features_RF", list(features_RF.shape), "at least one row and one feature")
         absent_RF = np.isnan(features_RF)
         values_RF = features_RF.astype(np.float64)
         if scaling == "quantile":
