@@ -32,7 +32,7 @@ from training.neighbours.neighbour_lists import Pairs
 from training.neighbours.slim import slim
 from training.retrieval import scores as scores_module
 from training.retrieval.scores import best_of_all, keep_best
-from training.retrieval.task import Deadline, Trial
+from training.retrieval.task import Deadline, Task, Trial
 from training.retrieval.tuning import Option, Options, Remembered, search
 from training.specification.log_format import Order
 from training.trees.embeddings import item_embeddings
@@ -356,21 +356,12 @@ def test_a_regression_is_made_anew_where_counts_or_the_penalty_change(monkeypatc
     monkeypatch.setattr(neighbours, "slim", watched)
     monkeypatch.setattr(neighbours, "WITHOUT_ORDER", neighbours.REGRESSED)
     monkeypatch.setattr(neighbours, "GRID_WITHOUT_ORDER", (neighbours.L2, Option("user", (0.0, 0.25, 0.5, 0.75, 1.0))))
-    fitted = methods.METHODS["neighbours"](task_of(planted(3, "none"), list(range(150)), list(range(150, 200)), m=5))
+    fitted = methods.METHODS["neighbours"](planted_task("none", seed=3))
     tried = [trial.options for trial in fitted.trials if trial.options["slim"]]
     for values in ({options["l2"] for options in tried}, {options["user"] for options in tried}):
         assert len(values) > 1
     assert {l2 for l2, _ in made} == {options["l2"] for options in tried}
     assert len({total for _, total in made}) == len({options["user"] for options in tried})
-    source = fitted.source
-    assert isinstance(source, Neighbours)
-    assert_allclose(source.regressed().score_N, slim(source.counts, fitted.options["l2"]).score_N)
-
-
-def test_lists_without_an_order_start_with_and_without_a_regression() -> None:
-    fitted = methods.METHODS["neighbours"](task_of(planted(3, "none"), list(range(150)), list(range(150, 200)), m=5))
-    assert [trial.options for trial in fitted.trials[:2]] == [neighbours.WITHOUT_ORDER, neighbours.REGRESSED]
-    assert {trial.options["l2"] for trial in fitted.trials if not trial.options["slim"]} == {10.0}, "a penalty of nothing"
     source = fitted.source
     assert isinstance(source, Neighbours)
     assert_allclose(source.regressed().score_N, slim(source.counts, fitted.options["l2"]).score_N)
@@ -452,18 +443,18 @@ def test_weights_fade_to_nothing() -> None:
     assert fading(1.0, 4).tolist() == [1, 1, 1, 1]
 
 
-def planted(seed: int, order: Order) -> Any:
-    """A walk of a circle of 30 items, with as many popular items in between that say nothing."""
+def planted_task(order: Order, seed: int = 1, seconds: float | None = None) -> Task:
+    """A walk of a circle of 30 items, with as many popular items in between that say nothing; 150 users train, 50 validate."""
     rng = np.random.default_rng(seed)
     lists = []
     for _ in range(200):
         walk = (rng.integers(30) + np.arange(8)) % 30
         lists.append(np.stack([walk, 30 + rng.integers(0, 3, 8)], axis=1).ravel().tolist())
-    return log_of(lists, order=order)
+    return task_of(log_of(lists, order=order), list(range(150)), list(range(150, 200)), m=5, seconds=seconds)
 
 
 def test_options_are_chosen_by_validation_queries_from_training_users() -> None:
-    task = task_of(planted(1, "file"), list(range(150)), list(range(150, 200)), m=5)
+    task = planted_task("file")
     fitted = methods.METHODS["neighbours"](task)
     pairs = task.validation_pairs()
     assert task.measured(fitted.rank, pairs) == max(trial.figure for trial in fitted.trials)
@@ -472,6 +463,7 @@ def test_options_are_chosen_by_validation_queries_from_training_users() -> None:
     assert task.measured(fitted.rank, pairs) > task.measured(start.rank, pairs) + 0.1
     assert task.measured(fitted.rank, pairs) > task.measured(methods.METHODS["item-cf"](task).rank, pairs) + 0.1
     assert task.measured(methods.METHODS["item-cf"](task).rank, pairs) > task.measured(methods.METHODS["popularity"](task).rank, pairs)
+    assert not any(trial.options["slim"] for trial in fitted.trials), "lists with an order are not regressed"
     assert fitted.ended is None
     assert fitted.bytes > 0
     again = methods.METHODS["neighbours"](task)
@@ -479,8 +471,10 @@ def test_options_are_chosen_by_validation_queries_from_training_users() -> None:
     assert [trial.figure for trial in again.trials] == [trial.figure for trial in fitted.trials]
 
 
-def test_lists_without_an_order_have_no_distance_direction_or_recency() -> None:
-    fitted = methods.METHODS["neighbours"](task_of(planted(2, "none"), list(range(150)), list(range(150, 200)), m=5))
+def test_lists_without_an_order_start_with_and_without_a_regression_and_have_no_distance_direction_or_recency() -> None:
+    fitted = methods.METHODS["neighbours"](planted_task("none", seed=3))
+    assert [trial.options for trial in fitted.trials[:2]] == [neighbours.WITHOUT_ORDER, neighbours.REGRESSED]
+    assert {trial.options["l2"] for trial in fitted.trials if not trial.options["slim"]} == {10.0}, "a penalty of nothing"
     for trial in fitted.trials:
         assert [trial.options[name] for name in ("recency", "back", "decay", "window")] == [1.0, 1.0, 1.0, 2000]
     history = np.array([3, 4, 31, 9])
@@ -488,7 +482,7 @@ def test_lists_without_an_order_have_no_distance_direction_or_recency() -> None:
 
 
 def test_a_deadline_that_is_over_gives_the_first_start() -> None:
-    fitted = methods.METHODS["neighbours"](task_of(planted(1, "file"), list(range(150)), list(range(150, 200)), seconds=0.0))
+    fitted = methods.METHODS["neighbours"](planted_task("file", seconds=0.0))
     assert [trial.options for trial in fitted.trials] == [WIDE]
     assert fitted.ended == "the search reached its deadline; trials: 1"
 
@@ -510,7 +504,7 @@ def test_all_training_users_count_and_options_that_weigh_counts_anew_take_none(
     order: Order, seconds: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts = options_counted(monkeypatch)
-    task = task_of(planted(1, order), list(range(150)), list(range(150, 200)), m=5, seconds=seconds)
+    task = planted_task(order, seconds=seconds)
     fitted = methods.METHODS["neighbours"](task)
     assert counts[0][0] == 0, "loads what is compiled"
     assert {users for users, *_ in counts[1:]} == {150}
@@ -524,7 +518,7 @@ def test_all_training_users_count_and_options_that_weigh_counts_anew_take_none(
 def test_with_little_time_options_are_tried_that_weigh_the_same_counts_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     counts = options_counted(monkeypatch)
     monkeypatch.setattr(neighbours, "COUNTS_LEFT", 1e9)
-    fitted = methods.METHODS["neighbours"](task_of(planted(1, "file"), list(range(150)), list(range(150, 200)), m=5, seconds=100.0))
+    fitted = methods.METHODS["neighbours"](planted_task("file", seconds=100.0))
     assert len(counts) == 2
     assert {tuple(trial.options[name] for name in neighbours.COUNTED) for trial in fitted.trials} == {(50, 0.95, 0.0)}
     for name in ("recency", "back", "column", "row", "power", "shrink", "longest"):
@@ -538,13 +532,8 @@ def test_what_takes_longer_than_there_is_time_is_not_made(
     name: str, order: Order, costs: str, cost: float, is_tried: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(neighbours, costs, cost)
-    fitted = methods.METHODS["neighbours"](task_of(planted(1, order), list(range(150)), list(range(150, 200)), m=5, seconds=100.0))
+    fitted = methods.METHODS["neighbours"](planted_task(order, seconds=100.0))
     assert any(trial.options[name] for trial in fitted.trials) == is_tried
-
-
-def test_lists_with_an_order_are_not_regressed() -> None:
-    fitted = methods.METHODS["neighbours"](task_of(planted(1, "file"), list(range(150)), list(range(150, 200)), m=5))
-    assert not any(trial.options["slim"] for trial in fitted.trials)
 
 
 def test_the_fewest_neighbours_that_find_as_much_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -558,7 +547,7 @@ def test_the_fewest_neighbours_that_find_as_much_are_kept(monkeypatch: pytest.Mo
 
 def test_neighbours_that_are_needed_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(neighbours, "NEIGHBOUR_LIMITS", (1, 2, 12))
-    fitted = methods.METHODS["neighbours"](task_of(planted(1, "file"), list(range(150)), list(range(150, 200)), m=5))
+    fitted = methods.METHODS["neighbours"](planted_task("file"))
     assert [trial.options["kept"] for trial in fitted.trials if "kept" in trial.options] == [12]
     assert fitted.options["kept"] is None
 
