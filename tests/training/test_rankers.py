@@ -482,20 +482,15 @@ def test_svmlight_lines_with_sizes_of_queries(tmp_path: Path) -> None:
             read_svmlight(lines, written(tmp_path, f"3\n{size}\n", "sizes"))
 
 
-def test_a_subset_is_its_queries_in_the_order_asked_for() -> None:
-    part = small().subset(np.array([2, 0]))
-    assert part.features_RF[:, 0].tolist() == [8, 10, 0, 2, 4]
-    assert (part.grades_R.tolist(), part.query_offset.tolist()) == ([0, 1, 0, 1, 2], [0, 2, 5])
-    assert part.query_ids == ("s", "q")
-    for wrong in ([], [3], [-1], [1, 1]):
-        with pytest.raises(InvalidData, match="queries"):
-            small().subset(np.array(wrong, np.int64))
-
-
 def test_a_set_is_split_by_query() -> None:
     rest, part = small().split(0.4, 1)
     assert (len(rest), len(part)) == (2, 1)
     assert {*(rest.query_ids or ()), *(part.query_ids or ())} == {"q", "r", "s"}
+    for one in (rest, part):
+        rows = [small().rows_of("qrs".index(query)) for query in one.query_ids or ()]
+        assert_array_equal(one.features_RF, np.concatenate([small().features_RF[own] for own in rows]))
+        assert_array_equal(one.grades_R, np.concatenate([small().grades_R[own] for own in rows]))
+        assert_array_equal(np.diff(one.query_offset), [own.stop - own.start for own in rows])
     assert len({small().split(0.4, seed)[1].query_ids for seed in range(20)}) == 3
     with pytest.raises(InvalidData, match="share"):
         small().split(0.01, 1)

@@ -65,10 +65,8 @@ class RankingSet:
     def rows_of(self, query: int) -> slice:
         return slice(int(self.query_offset[query]), int(self.query_offset[query + 1]))
 
-    def subset(self, queries: Int64) -> RankingSet:
-        """The queries at some positions (int64, at least one, each once), in that order."""
-        if len(queries) == 0 or queries.min() < 0 or queries.max() >= len(self) or len(np.unique(queries)) != len(queries):
-            raise InvalidData("queries", queries[:8].tolist(), f"different positions from 0 to {len(self) - 1}, at least one")
+    def _subset(self, queries: Int64) -> RankingSet:
+        """The queries at some positions, in that order."""
         size_Q = np.diff(self.query_offset)[queries]
         offset = np.concatenate([[0], np.cumsum(size_Q)])
         rows = np.arange(offset[-1]) + np.repeat(self.query_offset[queries] - offset[:-1], size_Q)
@@ -86,4 +84,4 @@ class RankingSet:
         if not 0 < held_out < len(self):
             raise InvalidData("share", share, f"a share of {len(self)} queries that leaves some on both sides")
         order = np.random.default_rng(seed).permutation(len(self))
-        return self.subset(np.sort(order[held_out:])), self.subset(np.sort(order[:held_out]))
+        return self._subset(np.sort(order[held_out:])), self._subset(np.sort(order[:held_out]))
