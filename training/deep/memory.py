@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from espalier.arrays import Array, Float32, Int64
-from espalier.compiled_code import compiled
 from espalier.manifest import MemoryFormula
 from espalier.memory import MAX_VISITS, Memory
 from espalier.memory_lists import MemoryLists
@@ -30,6 +29,7 @@ from ..data.splits import Split
 from ..deep.prepare import Prepared
 from ..neighbours.fit import WEIGHED, Neighbours, fading, fit_neighbours, neighbours, neighbours_of
 from ..neighbours.neighbour_lists import NeighbourLists
+from ..neighbours.slim import sort_rows
 from ..retrieval.task import Metric, Task
 from ..retrieval.tuning import Options
 from ..specification.deep import DeepConfig, InstanceConfig
@@ -141,7 +141,7 @@ def memory_task(config: DeepConfig, prepared: Prepared, seconds: float | None) -
 
 def with_sorted_rows(memory: Memory) -> Memory:
     """Sort the entries of each item by ascending item, in place, and return the memory. Tens of millions take seconds."""
-    _sort_rows(memory.offset, memory.item, stored(memory.value))
+    sort_rows(memory.offset, memory.item, stored(memory.value), 1)
     return memory
 
 
@@ -159,12 +159,3 @@ def unit_of(lists: Iterable[MemoryLists], leaf_offset: int, m: int) -> float:
 def _spread(nodes: Array, values: Array, leaf_offset: int, m: int) -> float:
     memory = values[nodes >= leaf_offset]
     return float(memory.max(initial=0)) - (float(np.partition(memory, -m)[-m]) if len(memory) >= m else 0.0)
-
-
-@compiled()
-def _sort_rows(offset: Array, item: Array, value: Array) -> None:
-    """Each row's entries by ascending item, in place."""
-    for a in range(len(offset) - 1):
-        row = slice(offset[a], offset[a + 1])
-        order = np.argsort(item[row])
-        item[row], value[row] = item[row][order], value[row][order]

@@ -54,7 +54,7 @@ def slim(counts: Counts, l2: float) -> Pairs:
     if np.diff(counts.offset_I1).max(initial=0) > LONG:
         item_N = item_N.copy()
     rows = counts.offset_I1, item_N, counts.after_N + counts.before_N
-    _sort_long_rows(*rows)
+    sort_rows(*rows, LONG)
     for first in range(0, items, BLOCK):
         _descend(rows, total_I, penalty, first, min(items, first + BLOCK), bound_I1, source_N, weight_N)
     is_used = weight_N > 0
@@ -74,12 +74,13 @@ def steps(counts: Counts) -> float:
 
 
 @compiled()
-def _sort_long_rows(offset_I1: Array, item_N: Array, count_N: Array) -> None:
+def sort_rows(offset_I1: Array, item_N: Array, value_N: Array, least: int) -> None:
+    """The entries of each row that has more than `least`, by ascending item, in place."""
     for a in range(len(offset_I1) - 1):
-        if offset_I1[a + 1] - offset_I1[a] > LONG:
+        if offset_I1[a + 1] - offset_I1[a] > least:
             row = slice(offset_I1[a], offset_I1[a + 1])
             order = np.argsort(item_N[row])
-            item_N[row], count_N[row] = item_N[row][order], count_N[row][order]
+            item_N[row], value_N[row] = item_N[row][order], value_N[row][order]
 
 
 @compiled()
