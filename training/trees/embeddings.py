@@ -22,6 +22,7 @@ from espalier.compiled_code import compiled
 from espalier.errors import InvalidConfig
 
 from ..data.interactions import Interactions
+from ..data.user_item_matrix import items_of
 
 OVERSAMPLED = 10
 """Columns that the iteration has in addition to the requested ones, which it then finds more exactly."""
@@ -63,7 +64,7 @@ def item_embeddings(interactions: Interactions, users: Int64, width: int, *, see
     if not 1 <= width < min(len(users), items):
         least = min(len(users), items)
         raise InvalidConfig("width", width, f"at least 1 and below {least}, the smaller of {len(users)} users and the items")
-    by_user = items_of(interactions, users)
+    by_user = Touches(*items_of(interactions, users))
     by_item = by_user.transposed(items)
     scales = [_inverse_root(np.diff(side.offset_R1)) for side in (by_user, by_item)]
     rng = np.random.default_rng(seed)
@@ -94,16 +95,6 @@ def item_embeddings(interactions: Interactions, users: Int64, width: int, *, see
     return embeddings
 
 
-def items_of(interactions: Interactions, users: Int64) -> Touches:
-    """The distinct items of each user, in the order of their first events."""
-    begin_U, end_U = interactions.offset_U1[users], interactions.offset_U1[users + 1]
-    item_N = np.empty(int((end_U - begin_U).sum()), np.int32)
-    offset_U1 = np.zeros(len(users) + 1, np.int64)
-    last_I = np.full(interactions.item_count, -1, np.int32)
-    used = _distinct(np.asarray(interactions.item_of_event_E), begin_U, end_U, last_I, offset_U1, item_N)
-    return Touches(offset_U1, item_N[:used])
-
-
 def _inverse_root(count: Int64) -> Float32:
     """1 / √count, and 0 for 0."""
     return (1 / np.sqrt(np.maximum(count, 1)) * (count > 0)).astype(np.float32)
@@ -131,21 +122,6 @@ def _principal(y_IC: Float32) -> tuple[Float64, Float64]:
     vectors = vectors[:, ::-1]
     signs = np.sign(vectors[np.abs(vectors).argmax(axis=0), np.arange(len(values))])
     return values[::-1].copy(), vectors * signs
-
-
-@compiled()
-def _distinct(item_E: Array, begin_U: Array, end_U: Array, last_I: Array, offset_U1: Array, item_N: Array) -> int:
-    """Fills offset_U1 and item_N, and returns how many pairs there are. last_I: −1, then the last user of each item."""
-    used = 0
-    for user in range(len(begin_U)):
-        for event in range(begin_U[user], end_U[user]):
-            item = item_E[event]
-            if last_I[item] != user:
-                last_I[item] = user
-                item_N[used] = item
-                used += 1
-        offset_U1[user + 1] = used
-    return used
 
 
 @compiled(fastmath={"contract"})
