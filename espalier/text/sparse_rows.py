@@ -17,7 +17,7 @@ import numpy as np
 from espalier.arrays import Array, Float32, Int32, Int64
 from espalier.errors import InvalidQuery
 from espalier.read_only import read_only
-from espalier.stored_arrays import rises, row_blocks
+from espalier.stored_arrays import rises, row_blocks, spans
 
 MAX_FEATURES = 1 << 26
 """Most features of sparse vectors and texts: training and searches keep an array of this length for each thread."""
@@ -72,10 +72,9 @@ class SparseRows:
 
     def take(self, rows: Int64) -> SparseRows:
         """The rows at some positions (int64)."""
-        counts = np.diff(self.indptr)[rows]
-        indptr = np.concatenate([[0], np.cumsum(counts)])
-        entries = np.arange(indptr[-1]) - np.repeat(indptr[:-1], counts) + np.repeat(self.indptr[rows], counts)
-        return SparseRows(indptr, self.indices[entries], self.values[entries], self.width)
+        begin, end = self.indptr[rows], self.indptr[rows + 1]
+        entries = spans(begin, end)
+        return SparseRows(np.append(0, np.cumsum(end - begin)), self.indices[entries], self.values[entries], self.width)
 
     def between(self, begin: int, end: int) -> SparseRows:
         """Consecutive rows; their entries are not copied."""
