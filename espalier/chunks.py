@@ -122,7 +122,7 @@ class Chunks:
         wrong_queries = np.flatnonzero(~(rank_B <= LARGEST_RANK))
         if len(wrong_queries):
             b = int(wrong_queries[0])
-            values = queries.values[queries.indptr[b] : queries.indptr[b + 1]]
+            _, values = queries.row(b)
             largest = float(values[np.argmax(np.abs(values))]) if len(values) else 0.0
             raise InvalidQuery(
                 f"queries[{b}].features.values", largest, "smaller values: this model's scores of these could overflow 32-bit numbers"

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from espalier.arrays import Array, Int64
+from espalier.arrays import Int64
 from espalier.bundle_files import map_table
 from espalier.errors import BundleCorrupt, InvalidData
 
@@ -69,8 +69,8 @@ class ItemTable:
         self._ids = table.column("id")
         if any(table.column(name).null_count for name in ("id", HASH_COLUMN, ROW_COLUMN)):
             raise BundleCorrupt("items: an id or its place in the index is missing")
-        self._hash_I = _one_array(table, HASH_COLUMN)
-        self._row_I = _one_array(table, ROW_COLUMN)
+        self._hash_I = np.asarray(one_array(table.column(HASH_COLUMN)))
+        self._row_I = np.asarray(one_array(table.column(ROW_COLUMN)))
         if len(self._row_I) and (self._row_I.min() < 0 or self._row_I.max() >= len(table)):
             raise BundleCorrupt(f"items: the index has rows outside 0 … {len(table) - 1}")
         # Shared by threads without a lock: single operations on a dict are atomic, and every cached entry is right.
@@ -254,8 +254,7 @@ def _remember(cache: dict[Any, Any], entries: dict[Any, Any], max_entries: int) 
     cache.update(islice(entries.items(), max_entries))
 
 
-def _one_array(table: pa.Table, name: str) -> Array:
-    column = table.column(name)
-    chunk = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-    array: Array = np.asarray(chunk)
-    return array
+def one_array(column: pa.ChunkedArray) -> pa.Array:
+    """A column as one array, which is not copied if it is one already."""
+    combined = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+    return pa.concat_arrays(combined.chunks) if isinstance(combined, pa.ChunkedArray) else combined

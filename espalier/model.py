@@ -31,6 +31,7 @@ from espalier.checks.heldout import HeldOut, Unknown, read_heldout, whole_histor
 from espalier.engines import open_engine
 from espalier.errors import InvalidInput, InvalidQuery
 from espalier.frames import IDS, WHOLE, Frame, as_file, as_frame, installed_frame
+from espalier.items import one_array
 from espalier.logs.log_events import histories, read_table
 from espalier.logs.parquet_logs import first_rows, is_parquet
 from espalier.manifest import GraphScorer
@@ -171,7 +172,7 @@ class Model:
         scores = np.concatenate([np.empty(0, np.float32), *(result.scores_BM[is_item] for result, is_item in pairs)])
         count_B = np.concatenate([np.empty(0, np.int64), *(result.count_B for result in results)])
         items = self.bundle.items
-        columns = {field: _one_array(items.column(field).take(pa.array(rows))) for field in fields}
+        columns = {field: one_array(items.column(field).take(pa.array(rows))) for field in fields}
         return Answers(count_B, pa.array(items.ids_of(rows) if len(rows) else [], pa.string()), pa.array(scores), columns)
 
     def results(
@@ -464,11 +465,6 @@ def _blocks(count: int, excluded: Sequence[Int64] | None) -> Iterator[Int64]:
             end = begin + max(1, int(np.count_nonzero(longest * np.arange(1, end - begin + 1) <= MAX_EXCLUDED)))
         yield np.arange(begin, end)
         begin = end
-
-
-def _one_array(column: pa.ChunkedArray) -> pa.Array:
-    combined = column.combine_chunks()
-    return pa.concat_arrays(combined.chunks) if isinstance(combined, pa.ChunkedArray) else combined
 
 
 def _listed(field: str, values: Any, expected: str) -> list[Any]:

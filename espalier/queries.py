@@ -113,18 +113,16 @@ class QueryBatch:
 
     def check(self, items: int) -> None:
         """Raise InvalidQuery when a history has an item row that a catalogue of `items` items lacks, or another query a number that is not
-        finite.
+        finite, or a feature that the model lacks.
         """
         if isinstance(self.kind, HistoryKind):
             if self.array.size and not (self.array.min() >= PADDING and self.array.max() < items):
                 bad = int(self.array.max() if self.array.max() >= items else self.array.min())
                 raise InvalidQuery("queries", bad, f"item rows from 0 to {items - 1}, or {PADDING} as padding")
-            return
-        sparse = isinstance(self.rows, SparseRows)
-        numbers = self.features.values if sparse else self.array
-        finite = np.isfinite(numbers)
-        if not finite.all():
-            raise InvalidQuery("features.values" if sparse else "vector", float(numbers[~finite][0]), "finite numbers")
+        elif isinstance(self.rows, SparseRows):
+            self.rows.check_numbers()
+        elif not (finite := np.isfinite(self.rows)).all():
+            raise InvalidQuery("vector", float(self.rows[~finite][0]), "finite numbers")
 
     def take(self, rows: Int64) -> QueryBatch:
         """The queries at `rows` (int64)."""

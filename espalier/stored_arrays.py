@@ -47,13 +47,22 @@ def check_rows(name: str, numbers: Array, begin: Int64, rows: int, width: int) -
             raise BundleCorrupt(f"{name} is not strictly ascending within a row")
 
 
-def row_blocks(begin: Array) -> Iterator[tuple[int, int]]:
-    """Blocks of consecutive rows, as (first, end): at most BLOCK entries, or one row with more. begin: where each row's entries begin."""
+def row_blocks(begin: Array, most: int | None = None) -> Iterator[tuple[int, int]]:
+    """Blocks of consecutive rows, as (first, end): at most `most` (None: BLOCK) entries, or one row with more.
+
+    begin  where each row's entries begin
+    """
     first = 0
     while first < len(begin) - 1:
-        end = max(first + 1, int(np.searchsorted(begin, begin[first] + BLOCK, side="right")) - 1)
+        end = max(first + 1, int(np.searchsorted(begin, begin[first] + (BLOCK if most is None else most), side="right")) - 1)
         yield first, end
         first = end
+
+
+def spans(begin: Int64, end: Int64) -> Int64:
+    """begin[0] … end[0] − 1, begin[1] … end[1] − 1, …"""
+    count = end - begin
+    return np.asarray(np.arange(int(count.sum())) + np.repeat(begin - np.cumsum(count) + count, count))
 
 
 def rises(begin: Array, rows: int, entries: int) -> bool:

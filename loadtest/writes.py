@@ -31,12 +31,11 @@ class Writes:
     """The writes of one test, numbered from 0. No two are equal, so that no write is `unchanged`.
 
     longest  most ids of a history that the model takes as evidence; the last ones are sent. None: any number
-    items    number of ids, which are written in turn
     """
 
-    def __init__(self, queries: Sequence[Query], longest: int | None = None, items: int = ITEMS) -> None:
+    def __init__(self, queries: Sequence[Query], longest: int | None = None) -> None:
         self._queries = [query for query in queries if query.values]  # an empty query is no evidence
-        self._longest, self._items = longest, items
+        self._longest = longest
         self._began = time.time_ns() // 1000  # so that the writes of a later test are not `stale`
 
     def put(self, number: int) -> Put:
@@ -44,11 +43,11 @@ class Writes:
         values = list(query.values) if isinstance(query.values, tuple) else query.values
         if query.kind == "history" and isinstance(values, list) and self._longest is not None:
             values = values[-self._longest :]
-        return Put(f"{PREFIX}{number % self._items}", {"events": [values], "source_version": self._began + number})
+        return Put(f"{PREFIX}{number % ITEMS}", {"events": [values], "source_version": self._began + number})
 
     def ids(self, count: int) -> list[str]:
         """The ids of the first `count` writes."""
-        return [f"{PREFIX}{n}" for n in range(min(count, self._items))]
+        return [f"{PREFIX}{n}" for n in range(min(count, ITEMS))]
 
 
 class Mixed(NamedTuple):

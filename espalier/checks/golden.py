@@ -15,7 +15,7 @@ import pyarrow as pa
 from espalier.bundle import Bundle
 from espalier.checks.golden_answers import GoldenAnswers, check_same, check_shards
 from espalier.engines.stacker import STRETCH, Stacker
-from espalier.engines.stages import GivenQueries, StagedEngine
+from espalier.engines.stages import GivenQueries
 from espalier.errors import BundleCorrupt
 from espalier.items import Items
 from espalier.manifest import GraphScorer
@@ -154,7 +154,9 @@ def verify_golden(bundle: Bundle, engine: Engine, table: pa.Table | None = None)
     result, rounding = engine.search(queries, params), engine.rounding
     if result.coverage is None or len(result.coverage.items_S) == 1:
         return check_same(bundle, engine.name, expected, result, margin_B, rounding)
-    if bundle.stacking is not None and isinstance(engine, StagedEngine):
+    from espalier.engines.pipeline import Pipeline  # loads ONNX Runtime
+
+    if bundle.stacking is not None and isinstance(engine, Pipeline):
         candidates = golden_candidates(bundle, table)
         stored_result = candidates.as_result(bundle.manifest.result_ranking, int(params.m_B.max(initial=0)))
         stacker = Stacker(bundle, bundle.stacking)

@@ -68,7 +68,7 @@ class ContentFeatures:
         cells = [[(column, _checked(i, column, item.get(column.name))) for column in columns] for i, item in enumerate(fields)]
         texts = ["\n".join(value for _, value in row if isinstance(value, str)) for row in cells]
         ngrams = None if self._vectoriser is None else self._vectoriser.transform(texts)
-        rows = [self._row(row, *(NO_NGRAMS if ngrams is None else _row_of(ngrams, i))) for i, row in enumerate(cells)]
+        rows = [self._row(row, *(NO_NGRAMS if ngrams is None else ngrams.row(i))) for i, row in enumerate(cells)]
         indptr = np.concatenate([[0], np.cumsum([len(features) for features, _ in rows])]).astype(np.int64)
         indices = np.concatenate([np.zeros(0, np.int32), *(features for features, _ in rows)]).astype(np.int32)
         values = np.concatenate([np.zeros(0, np.float32), *(sizes for _, sizes in rows)]).astype(np.float32)
@@ -134,11 +134,6 @@ def _checked(i: int, column: ContentColumn, value: object) -> str | float | list
     if not isinstance(value, list | tuple) or not all(entry is None or isinstance(entry, str) for entry in value):
         raise InvalidQuery(f"items[{i}].{column.name}", value, "a list of strings, or nothing")
     return [entry for entry in value if entry is not None]
-
-
-def _row_of(rows: SparseRows, i: int) -> tuple[Array, Array]:
-    entries = slice(int(rows.indptr[i]), int(rows.indptr[i + 1]))
-    return rows.indices[entries], rows.values[entries]
 
 
 def _check_values(info: ContentInfo, arrays: Mapping[str, Array]) -> None:

@@ -112,8 +112,7 @@ class ReferenceEngine(Engine):
         of_trees = self._tree_items(queries, params, b)
         if self.bundle.stacking is None:
             return of_trees
-        rows, span = queries.features, slice(int(queries.features.indptr[b]), int(queries.features.indptr[b + 1]))
-        items, keys = stacked(self.bundle.stacking, rows.indices[span], rows.values[span], of_trees.item_rows, of_trees.ranks)
+        items, keys = stacked(self.bundle.stacking, *queries.features.row(b), of_trees.item_rows, of_trees.ranks)
         depth, ranks = self.bundle.stacking.info.candidates, of_trees.ranks
         gap = float(ranks[depth - 1] - ranks[depth]) if depth < len(ranks) else np.inf
         return ScoredItems(items, keys, keys, of_trees.steps, gap, of_trees)
@@ -136,9 +135,8 @@ class ReferenceEngine(Engine):
         wide = np.array([log_mean(logs[item], len(steps)) for item in items.tolist()], np.float64)
         tail = self.bundle.tail
         if tail is not None:
-            rows, query_F = queries.features, np.zeros(tail.width)
-            span = slice(int(rows.indptr[b]), int(rows.indptr[b + 1]))
-            query_F[rows.indices[span]] = rows.values[span]
+            (features, values), query_F = queries.features.row(b), np.zeros(tail.width)
+            query_F[features] = values
             near = np.array([log_near(tail, query_F, item) for item in items.tolist()], np.float64)
             wide = tail.info.alpha * wide + (1 - tail.info.alpha) * near
         ranks = wide.astype(np.float32)

@@ -11,16 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from espalier.arrays import Array, Bool, Float32, Int64
-from espalier.live.overlay import Overlay
 from espalier.masks.eligibility import EligibleNodes
 from espalier.memory_lists import MemoryLists
 from espalier.queries import QueryBatch
-from espalier.search import NO_CONTEXT, Coverage, Engine, Frontier, LevelTrace, SearchContext, SearchParams, SearchResult
+from espalier.search import NO_CONTEXT, Coverage, Frontier, LevelTrace, SearchContext, SearchResult
 
 NO_ROW, NO_RANK = np.int64(-1), np.float32(-np.inf)
 """Padding of item rows and nodes, of ranks and keys."""
@@ -177,23 +176,6 @@ class TreeSearch(Protocol):
     def close(self) -> None:
         """See `Engine`. By default nothing needs closing."""
         return
-
-
-@runtime_checkable
-class StagedEngine(Engine, Protocol):
-    """An engine whose stages can be called one by one, and that searches live items (espalier.engines.pipeline)."""
-
-    def set_overlay(self, overlay: Overlay | None) -> None:
-        """Set the live items for all later calls; None: there are none. Any thread may call it."""
-        ...
-
-    def candidates(self, queries: QueryBatch, params: SearchParams, context: SearchContext = NO_CONTEXT) -> SearchResult:
-        """The best m items before the reorder stage, if the bundle has one."""
-        ...
-
-    def parents(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
-        """The best trained items, with the beams above the leaves: new items that match the queries belong there."""
-        ...
 
 
 # -- several calls as one, and one cut into parts ----------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from espalier.chunks import Chunks
 from espalier.errors import InvalidData
 from espalier.live.overlay import SparsePool
 from espalier.packed_chunks import rounded, widened
+from espalier.stored_arrays import spans
 from espalier.tree import EMPTY_LEAF, Tree, tree_from_children
 
 
@@ -129,12 +130,6 @@ def _with_rows(chunks: Chunks, parent_P: Int64, gone: tuple[Int64, Int64], new: 
         entry_child=replaced(chunks.entry_child, old_entry, child.astype(np.uint16), new_entry),
         entry_weight=replaced(chunks.entry_weight, old_entry, weight.astype(np.float32), new_entry),
     )
-
-
-def spans(begin: Int64, end: Int64) -> Int64:
-    """begin[0] … end[0] − 1, begin[1] … end[1] − 1, …"""
-    count = end - begin
-    return np.asarray(np.arange(int(count.sum())) - np.repeat(np.cumsum(count) - count, count) + np.repeat(begin, count))
 
 
 def replaced(old: Array, old_spans: tuple[Int64, ...], new: Array, new_spans: tuple[Int64, ...]) -> Array:

@@ -15,11 +15,11 @@ import pyarrow as pa
 from espalier.arrays import Array, Int64
 from espalier.items import ItemTable
 from espalier.label_counts import LabelCounts
-from espalier.live.folded_chunks import spans
 from espalier.live.items import LiveItems
 from espalier.live.overlay import LiveLeaves, LiveMemory, Overlay
 from espalier.memory import Memory
 from espalier.stacking import Stacking
+from espalier.stored_arrays import spans
 from espalier.tail import Tail
 
 

@@ -15,6 +15,7 @@ from espalier.entry_lists import FIRST, with_room
 from espalier.live.overlay import SparsePool
 from espalier.live.rows import LiveRow
 from espalier.read_only import read_only
+from espalier.stored_arrays import spans
 
 
 class DensePool:
@@ -70,8 +71,7 @@ class SparseRowsPool:
     def keep(self, entry_X: Int64) -> None:
         """Keep only some entries, in this order, in new arrays."""
         count_X = self._end_P[entry_X] - self._begin_P[entry_X]
-        end_X = np.cumsum(count_X)
-        weight = np.arange(int(count_X.sum())) + np.repeat(self._begin_P[entry_X] - end_X + count_X, count_X)
+        end_X, weight = np.cumsum(count_X), spans(self._begin_P[entry_X], self._end_P[entry_X])
         room, self.size, self.weights = max(FIRST, 2 * len(entry_X)), len(entry_X), len(weight)
         self._begin_P, self._end_P = (with_room(array, room) for array in (end_X - count_X, end_X))
         self._feature, self._value = (with_room(array[weight], max(FIRST, 2 * len(weight))) for array in (self._feature, self._value))

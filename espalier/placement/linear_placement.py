@@ -116,9 +116,7 @@ class LinearPlacement:
         query_of = {int(i): b for b, i in enumerate(with_features)}
         candidates = []
         for i, item in enumerate(items):
-            entries = slice(int(documents.indptr[i]), int(documents.indptr[i + 1]))
-            x = documents.indices[entries], documents.values[entries]
-            trees = []
+            x, trees = documents.row(i), []
             for tree in range(len(leaves)):
                 nodes = parents[tree][query_of[i]] if i in query_of else self._parents_of(item.like, tree, overlay)
                 row = self._row(leaves[tree], tree, x, lengths[i], item.like, near.get(i, ((), ())), overlay)

@@ -23,10 +23,9 @@ from espalier.chunks import Chunks
 from espalier.compiled_code import compiled
 from espalier.live.rows import NO_FEATURES, NO_VALUES, LiveRow
 from espalier.read_only import read_only
+from espalier.stored_arrays import row_blocks
 from espalier.tree import EMPTY_LEAF, Tree
 
-BLOCK = 1 << 22
-"""Weights that are processed at once. Bounds the memory needed in addition to the model's."""
 Weights = tuple[Int32, Float32]
 """Features, ascending, and their weights."""
 
@@ -126,14 +125,11 @@ def _entries_of(chunk_row: Array, row_feature: Array, row_entry: Array, entry_ch
 
 
 def _leaf_entries(tree: Tree, chunks: Chunks) -> Iterator[tuple[Int64, Array]]:
-    """All weights of leaves, about BLOCK at a time: the leaf (counted from the first one) and the weight of each."""
+    """All weights of leaves, in blocks of clusters: the leaf (counted from the first one) and the weight of each."""
     span = tree.level(tree.height - 1)
     entry_P = chunks.row_entry[chunks.chunk_row[span.start :]]  # each cluster's first entry
-    begin = 0
-    while begin < len(span):
-        end = max(begin + 1, int(np.searchsorted(entry_P, entry_P[begin] + BLOCK, side="right")) - 1)
+    for begin, end in row_blocks(entry_P):
         entries = slice(int(entry_P[begin]), int(entry_P[end]))
         first = tree.first_child[span.start + begin : span.start + end] - tree.leaf_offset
         leaf = np.repeat(first, np.diff(entry_P[begin : end + 1])) + chunks.entry_child[entries]
         yield leaf, np.asarray(chunks.entry_weight[entries])
-        begin = end

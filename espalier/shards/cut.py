@@ -25,12 +25,12 @@ from espalier.bundle_writer import GraphContent, LinearContent, write_bundle
 from espalier.chunks import Chunks, TreeChunks
 from espalier.errors import BundleCorrupt
 from espalier.live.fold import content_of
-from espalier.live.folded_chunks import spans
 from espalier.manifest import ManifestDraft, ShardInfo
 from espalier.memory import Memory
 from espalier.packed_chunks import narrowed
 from espalier.shard_parts import ShardParts
 from espalier.shards.layout import node_shards, nodes_above_items, shard_items, with_ancestors
+from espalier.stored_arrays import row_blocks, spans
 from espalier.tail import Tail
 from espalier.tree import EMPTY_LEAF, Tree
 
@@ -134,18 +134,15 @@ def cut_tree(tree: Tree, node_n: Int64, item_i: Int64) -> Tree:
 def cut_memory(memory: Memory, item_i: Int64) -> Memory:
     """The memory of every item of the whole bundle, with only those entries that lead to some items."""
     row_I = new_numbers(item_i, len(memory.offset) - 1).astype(np.int32)
-    offset, total = np.zeros(len(memory.offset), np.int64), 0
-    items, values = [np.empty(0, np.int32)], [np.empty(0, np.float16)]
-    for begin in range(0, len(memory.item), BLOCK):
-        rows = row_I[memory.item[begin : begin + BLOCK]]
+    counts, items, values = [np.zeros(1, np.int64)], [np.empty(0, np.int32)], [np.empty(0, np.float16)]
+    for first, end in row_blocks(memory.offset, BLOCK):
+        begin = memory.offset[first : end + 1]
+        rows = row_I[memory.item[begin[0] : begin[-1]]]
         in_shard = rows >= 0
-        before = np.append(0, np.cumsum(in_shard))
-        first, last = np.searchsorted(memory.offset, (begin, begin + len(rows)))
-        offset[first:last] = total + before[memory.offset[first:last] - begin]
-        total += int(before[-1])
+        counts.append(np.diff(np.append(0, np.cumsum(in_shard))[begin - begin[0]]))
         items.append(rows[in_shard])
-        values.append(memory.value[begin : begin + BLOCK][in_shard])
-    offset[np.searchsorted(memory.offset, len(memory.item)) :] = total
+        values.append(memory.value[begin[0] : begin[-1]][in_shard])
+    offset = np.cumsum(np.concatenate(counts))
     return replace(memory, offset=offset, item=np.concatenate(items), value=np.concatenate(values))
 
 
@@ -193,9 +190,4 @@ def cut_chunks(tree: Tree, chunks: Chunks, node_n: Int64) -> Chunks:
 
 def blocks(sizes: Int64) -> Iterator[slice]:
     """Consecutive positions that are processed together: at most BLOCK entries (`sizes`), or one position with more."""
-    ends = np.cumsum(sizes)
-    begin, done = 0, 0
-    while begin < len(sizes):
-        end = max(begin + 1, int(np.searchsorted(ends, done + BLOCK, side="right")))
-        yield slice(begin, end)
-        begin, done = end, int(ends[end - 1])
+    return (slice(*block) for block in row_blocks(np.append(0, np.cumsum(sizes)), BLOCK))

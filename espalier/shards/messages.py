@@ -27,6 +27,7 @@ from espalier.queries import FeaturesKind, HistoryKind, Kind, QueryBatch, Vector
 from espalier.search import SearchResult
 from espalier.shards.framing import Arrays, Fields, framed, unframed
 from espalier.shards.results import result_arrays, result_of
+from espalier.stored_arrays import ascends_in_rows, rises
 from espalier.text.sparse_rows import SparseRows
 
 MEDIA_TYPE = "application/vnd.espalier.search"
@@ -127,17 +128,13 @@ def encode_query(query: ShardQuery) -> bytes:
     arrays: dict[str, Array] = {"beam_size": query.beam_size_B, "m": query.m_B}
     message: dict[str, Any] = {"format": FORMAT, "pin": astuple(query.pin), "frontier": query.frontier, "trace": query.trace}
     message |= {"timeout_ms": query.timeout_ms, "number": query.number}
-    kind = query.queries.kind
-    if isinstance(kind, HistoryKind):
-        message["kind"], message["width"] = "history", kind.length
-        arrays["queries"] = query.queries.array
-    elif isinstance(kind, VectorKind):
-        message["kind"], message["width"] = "vector", kind.width
-        arrays["queries"] = query.queries.array
-    else:
-        message["kind"], message["width"] = "features", kind.width
-        rows = query.queries.features
+    kind, rows = query.queries.kind, query.queries.rows
+    message["kind"] = "features" if isinstance(rows, SparseRows) else kind.kind
+    message["width"] = kind.length if isinstance(kind, HistoryKind) else kind.width
+    if isinstance(rows, SparseRows):
         arrays |= {"indptr": rows.indptr, "indices": rows.indices, "values": rows.values}
+    else:
+        arrays["queries"] = rows
     if query.exclude_BE is not None:
         arrays["exclude"] = query.exclude_BE
     if query.states_BLS is not None:
@@ -279,13 +276,10 @@ def _sent_masks(message: Fields, arrays: Arrays) -> Mapping[str, MaskBits]:
 def _memory(arrays: Arrays, batch: int) -> MemoryLists:
     nodes = arrays.take("memory.nodes", np.int64, (None,))
     lists = MemoryLists(arrays.take("memory.offset", np.int64, (batch + 1,)), nodes, arrays.finite("memory.values", (len(nodes),)))
-    offset_B = lists.offset_B
-    if offset_B[0] != 0 or offset_B[-1] != len(nodes) or np.any(offset_B[1:] < offset_B[:-1]):  # differences could wrap
+    if not rises(lists.offset_B, batch, len(nodes)):
         raise InvalidMessage("memory.offset", lists.offset_B[:8].tolist(), f"from 0 to {len(nodes)}, never decreasing")
     if np.any(lists.values < 0):
         raise InvalidMessage("memory.values", float(lists.values.min()), "numbers of at least 0")
-    begins = lists.offset_B[1:-1]
-    falls = 1 + np.flatnonzero(nodes[1:] <= nodes[:-1])
-    if not np.isin(falls, begins).all():
+    if not ascends_in_rows(nodes, lists.offset_B):
         raise InvalidMessage("memory.nodes", "numbers that do not ascend", "ascending and distinct numbers for each query")
     return lists

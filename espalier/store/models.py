@@ -70,11 +70,11 @@ def blob_key(digest: str) -> str:
     return f"{BLOBS}/{digest[:2]}/{digest}"
 
 
-def find_models(store: Objects, name: str | None = None, most: int = MAX_LISTED) -> dict[str, StoredModel]:
-    """The models of a store by name, or one of them. Raises StoreDamaged if there are more than `most` objects."""
+def find_models(store: Objects, name: str | None = None) -> dict[str, StoredModel]:
+    """The models of a store by name, or one of them. Raises StoreDamaged if there are more than MAX_LISTED objects."""
     versions: dict[str, dict[int, str]] = {}
     etags: dict[str, str] = {}
-    for stored in store.list(MODELS if name is None else f"{MODELS}/{name}", most):
+    for stored in store.list(MODELS if name is None else f"{MODELS}/{name}", MAX_LISTED):
         etag = stored.etag or f"{stored.size} {stored.modified}"
         match PurePosixPath(stored.key).parts[1:]:
             case (model, number, file) if file == MANIFEST and is_model_name(model) and (version := version_of(number)) is not None:

@@ -17,7 +17,7 @@ import numpy as np
 from espalier.arrays import Array, Float32, Int32, Int64
 from espalier.errors import InvalidQuery
 from espalier.read_only import read_only
-from espalier.stored_arrays import rises, row_blocks
+from espalier.stored_arrays import rises, row_blocks, spans
 
 MAX_FEATURES = 1 << 26
 """Most features of sparse vectors and texts: training and searches keep an array of this length for each thread."""
@@ -55,27 +55,33 @@ class SparseRows:
         """indptr, indices and values as compiled code takes them, cached: a forest needs them for every tree."""
         return read_only(self.indptr, self.indices, self.values)
 
-    def check(self) -> None:
-        """Raise InvalidQuery if an index is out of range or not ascending, or a value is not finite."""
-        if len(self.indices) == 0:
-            return
-        if self.indices.min() < 0 or self.indices.max() >= self.width:
+    def check_numbers(self) -> None:
+        """Raise InvalidQuery if an index is out of range, or a value is not finite."""
+        if len(self.indices) and (self.indices.min() < 0 or self.indices.max() >= self.width):
             bad = int(self.indices.max() if self.indices.max() >= self.width else self.indices.min())
             raise InvalidQuery("features.indices", bad, f"feature numbers from 0 to {self.width - 1}")
+        if not np.isfinite(self.values).all():
+            raise InvalidQuery("features.values", float(self.values[~np.isfinite(self.values)][0]), "finite numbers")
+
+    def check(self) -> None:
+        """Raise InvalidQuery as `check_numbers`, and if indices do not ascend."""
+        self.check_numbers()
         begins = np.zeros(len(self.indices), np.bool_)
         begins[self.indptr[:-1][np.diff(self.indptr) > 0]] = True
         descends = ~begins[1:] & (np.diff(self.indices) <= 0)
         if descends.any():
             raise InvalidQuery("features.indices", int(self.indices[1:][descends][0]), "ascending numbers within a row, none twice")
-        if not np.isfinite(self.values).all():
-            raise InvalidQuery("features.values", float(self.values[~np.isfinite(self.values)][0]), "finite numbers")
+
+    def row(self, b: int) -> tuple[Int32, Float32]:
+        """The indices and values of a row."""
+        entries = slice(int(self.indptr[b]), int(self.indptr[b + 1]))
+        return self.indices[entries], self.values[entries]
 
     def take(self, rows: Int64) -> SparseRows:
         """The rows at some positions (int64)."""
-        counts = np.diff(self.indptr)[rows]
-        indptr = np.concatenate([[0], np.cumsum(counts)])
-        entries = np.arange(indptr[-1]) - np.repeat(indptr[:-1], counts) + np.repeat(self.indptr[rows], counts)
-        return SparseRows(indptr, self.indices[entries], self.values[entries], self.width)
+        begin, end = self.indptr[rows], self.indptr[rows + 1]
+        entries = spans(begin, end)
+        return SparseRows(np.append(0, np.cumsum(end - begin)), self.indices[entries], self.values[entries], self.width)
 
     def between(self, begin: int, end: int) -> SparseRows:
         """Consecutive rows; their entries are not copied."""

@@ -20,7 +20,6 @@ import numpy as np
 
 from espalier.arrays import Bool, Int64
 from espalier.bundle import Bundle
-from espalier.engines.stages import StagedEngine
 from espalier.errors import EspalierError, InvalidData
 from espalier.items import Items
 from espalier.live.fields import Columns
@@ -67,10 +66,12 @@ class LiveVersion:
     """
 
     def __init__(self, bundle: Bundle, engine: Engine, filters: ItemFilters) -> None:
+        from espalier.engines.pipeline import Pipeline  # loads ONNX Runtime
+
         info = bundle.manifest.live
         self.bundle, self.through, self.columns = bundle, 0 if info is None else info.through, Columns(bundle.items)
         self._name, self.version, self.fingerprint = bundle.manifest.name, bundle.manifest.version, bundle.manifest.fingerprint
-        self._engine = engine if isinstance(engine, StagedEngine) and bundle.manifest.shard is None else None
+        self._engine = engine if isinstance(engine, Pipeline) and bundle.manifest.shard is None else None
         self.parents: Search = _no_parents if self._engine is None else self._engine.parents
         self._placing = threading.Lock()
         self._placer: Placer | None = None  # made with the first item

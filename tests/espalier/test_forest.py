@@ -203,13 +203,12 @@ def test_engines_rank_with_the_tail_as_its_formula_says(
     rng, tail = np.random.default_rng(seed), bundle.tail
     assert tail is not None
     queries, items = random_queries(rng, bundle, 9, integer=False), bundle.manifest.tree.items
-    params, rows = SearchParams(rng.integers(1, 9, 9), rng.integers(1, items + 3, 9)), queries.features
+    params = SearchParams(rng.integers(1, 9, 9), rng.integers(1, items + 3, 9))
     results = [engine.search(queries, params) for engine in (open_engine(bundle, "cpu"), ReferenceEngine(bundle))]
     everything = open_engine(plain, "cpu").search(queries, SearchParams(params.beam_size_B, np.full(9, items)))
     for b, count in enumerate(everything.count_B.tolist()):
-        own = slice(rows.indptr[b], rows.indptr[b + 1])
         of_trees = zip(everything.item_rows_BM[b, :count].tolist(), everything.ranks_BM[b, :count].tolist(), strict=True)
-        rank_of = {item: alpha * rank + tail.part(rows.indices[own], rows.values[own], item) for item, rank in of_trees}
+        rank_of = {item: alpha * rank + tail.part(*queries.features.row(b), item) for item, rank in of_trees}
         expected = np.sort([*rank_of.values()])[::-1][: params.m_B[b]]
         for result in results:
             assert result.count_B[b] == len(expected)

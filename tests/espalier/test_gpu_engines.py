@@ -51,7 +51,6 @@ from espalier.tree import complete_tree
 from tests.espalier.bundle.parts import content_of, draft_of
 from tests.espalier.compile_kernels import Recorder, compiled_elsewhere
 from tests.espalier.live.test_oracle import Oracle, graphs, linear
-from tests.espalier.second_stages import with_stacking, with_tail
 from tests.espalier.test_signature import (
     L3_HINGE,
     assert_alone_as_together,
@@ -218,19 +217,6 @@ def test_a_score_does_not_depend_on_what_else_is_in_the_call(tmp_path: Path) -> 
     assert_array_equal(all_ranks[0], all_ranks[1])
     assert_array_equal(all_ranks[0], all_ranks[2])
     assert_alone_as_together(engine, queries, SearchParams.uniform(2, 2, 16))
-
-
-@pytest.mark.parametrize("second", ["product", "gaussian", "stacking"])
-def test_a_tail_and_stacking_order_what_the_card_found_as_the_reference(tmp_path: Path, second: Any) -> None:
-    bundle, plain = with_stacking(tmp_path, 5, trees=2) if second == "stacking" else with_tail(tmp_path, 5, second, alpha=0.3)
-    queries, params = random_queries(np.random.default_rng(5), bundle, 6, integer=False), SearchParams.uniform(6, 4, 9)
-    engine = LINEAR.opened(bundle)
-    got, expected = engine.search(queries, params), ReferenceEngine(bundle).search(queries, params)
-    assert_array_equal(got.item_rows_BM, expected.item_rows_BM)
-    assert_allclose(got.keys_BM, expected.keys_BM, atol=2e-3 if second == "stacking" else 1e-4)
-    assert_allclose(got.scores_BM, expected.scores_BM, rtol=2e-3)
-    assert (got.item_rows_BM != ReferenceEngine(plain).search(queries, params).item_rows_BM).any()
-    assert_alone_as_together(engine, queries, params)
 
 
 @pytest.mark.parametrize(

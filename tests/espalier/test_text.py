@@ -155,9 +155,6 @@ def test_normalising_twice_changes_nothing(text: str) -> None:
     assert normalise(normalise(text)) == normalise(text)
 
 
-# -- words ----------------------------------------------------------------------------------------------------------------
-
-
 # -- rows against the definition ------------------------------------------------------------------------------------------
 
 ALPHABETS = st.sampled_from(["ab ", "abc de-", "aé1, ", "東京のタ kß", "हिन्दी क", "a\U0001d400\U00010400😀 b", "\ud800\udc00ab "])

@@ -236,8 +236,9 @@ def test_recall_of_ids_is_recall_of_rows(data: st.DataObject, m: int) -> None:
 QUERIES = [Query("history", ("a", "b")), Query("history", ()), Query("history", ("c",))]
 
 
-def test_no_two_writes_are_equal_and_each_is_a_whole_request() -> None:
-    writes = Writes(QUERIES, items=4)
+def test_no_two_writes_are_equal_and_each_is_a_whole_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loadtest.writes.ITEMS", 4)
+    writes = Writes(QUERIES)
     puts = [writes.put(number) for number in range(20)]
     assert {put.id for put in puts} == {f"{PREFIX}{n}" for n in range(4)} == set(writes.ids(20))
     assert len({put.body["source_version"] for put in puts}) == 20

@@ -26,11 +26,11 @@ from espalier.chunks import Chunks, TreeChunks
 from espalier.errors import BundleCorrupt, BundleNotFound
 from espalier.items import ItemTable
 from espalier.live.fold import content_of
-from espalier.live.folded_chunks import spans
 from espalier.manifest import ManifestDraft, ShardInfo
 from espalier.memory import Memory
 from espalier.shard_parts import ShardParts
 from espalier.shards.cut import blocks
+from espalier.stored_arrays import spans
 from espalier.tail import Tail
 from espalier.tree import EMPTY_LEAF, Tree
 

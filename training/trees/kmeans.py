@@ -18,7 +18,7 @@ import torch
 
 from espalier.arrays import Array, Float32, Int64
 from espalier.compiled_code import compiled
-from espalier.live.folded_chunks import spans
+from espalier.stored_arrays import spans
 from espalier.tree import Tree
 
 from ..trees.balanced import balanced_tree, level_edges, tree_height

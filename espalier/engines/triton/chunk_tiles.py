@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from espalier.chunks import Chunks
 from espalier.compiled_code import compiled
+from espalier.stored_arrays import row_blocks
 from espalier.stored_numbers import number, stored
 from espalier.tree import Tree
 
@@ -98,10 +99,7 @@ class Begins(NamedTuple):
 def laid_out(tree: Tree, chunks: Chunks, sizes: TileSizes) -> Iterator[tuple[range, ChunkTiles]]:
     """The tiles in blocks of about BLOCK weights, each with the numbers of its tiles."""
     tile_of_node = _tile_of_node(tree, sizes.per_node, np.array([*sizes.first_tile, len(sizes.row_from) - 1]))
-    begin = 0
-    while begin < len(tile_of_node) - 1:
-        last_weight = sizes.weight_from[tile_of_node[begin]] + BLOCK
-        end = max(begin + 1, int(np.searchsorted(sizes.weight_from[tile_of_node], last_weight, "right")) - 1)
+    for begin, end in row_blocks(sizes.weight_from[tile_of_node], BLOCK):
         tiles = range(int(tile_of_node[begin]), int(tile_of_node[end]))
         begins = Begins(*(offsets[tiles.start : tiles.stop + 1] for offsets in (sizes.unit_from, sizes.row_from, sizes.weight_from)))
         units, rows, weights = (int(offsets[-1] - offsets[0]) for offsets in begins)
@@ -111,7 +109,6 @@ def laid_out(tree: Tree, chunks: Chunks, sizes: TileSizes) -> Iterator[tuple[ran
         )  # fmt: skip
         _lay_out(begin, end, _scorers(chunks, tile_of_node), begins, block)
         yield tiles, block
-        begin = end
 
 
 def _tile_of_node(tree: Tree, per_node: tuple[int, ...], first_tile: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -27,7 +27,6 @@ from espalier.engines.triton.cells import Beam, Cell, CellVariant, Entries, is_r
 from espalier.engines.triton.chunk_tiles import TILE, TileSizes, laid_out
 from espalier.engines.triton.gpu_engine import DTYPES, DeviceLists, GpuSearch
 from espalier.engines.triton.kernels.score_chunks import score_chunks_kernel, score_level_kernel
-from espalier.errors import InvalidQuery
 from espalier.search import Precision
 
 FEATURES = 64
@@ -45,7 +44,6 @@ class SparseCudaSearch(GpuSearch["FeatureCell"]):
     def load(self, dtype: torch.dtype) -> None:
         trees = self.bundle.alone
         self.power = power_of(self.bundle.manifest.ranking)
-        self._width = self.bundle.chunks.width
         sizes_T = [TileSizes.of(tree_bundle.tree, tree_bundle.chunks) for tree_bundle in trees]
         needed = sum(device_bytes(tree_bundle, sizes, self.precision) for tree_bundle, sizes in zip(trees, sizes_T, strict=True))
         weights = sum(len(tree_bundle.chunks.entry_weight) for tree_bundle in trees)
@@ -58,12 +56,7 @@ class SparseCudaSearch(GpuSearch["FeatureCell"]):
 
     def search(self, query: TreeQuery) -> Leaves:
         """See `TreeSearch`. Raises InvalidQuery where a feature number is out of range or a value is not finite."""
-        indices, values = query.queries.features.indices, query.queries.features.values
-        if not np.isfinite(values).all():
-            raise InvalidQuery("features.values", float(values[~np.isfinite(values)][0]), "finite numbers")
-        if len(indices) and (indices.min() < 0 or indices.max() >= self._width):
-            wrong = indices[(indices < 0) | (indices >= self._width)][0]
-            raise InvalidQuery("features.indices", int(wrong), f"feature numbers from 0 to {self._width - 1}")
+        query.queries.features.check_numbers()
         return super().search(query)
 
 

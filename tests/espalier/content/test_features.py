@@ -38,8 +38,8 @@ def dense(content: ItemContent, fields: list[dict[str, Any]]) -> Float32:
     rows.check()
     out = np.zeros((len(rows), rows.width), np.float32)
     for i in range(len(rows)):
-        entries = slice(rows.indptr[i], rows.indptr[i + 1])
-        out[i, rows.indices[entries]] = rows.values[entries]
+        indices, values = rows.row(i)
+        out[i, indices] = values
     return out
 
 

@@ -521,8 +521,8 @@ def test_nearest_items_are_those_of_the_largest_cosine(seed: int, count: int) ->
 def dense(rows: SparseRows) -> Float64:
     full = np.zeros((len(rows), rows.width))
     for i in range(len(rows)):
-        own = slice(int(rows.indptr[i]), int(rows.indptr[i + 1]))
-        full[i, rows.indices[own]] = rows.values[own]
+        indices, values = rows.row(i)
+        full[i, indices] = values
     return full
 
 

@@ -259,10 +259,11 @@ def test_what_is_no_model_in_a_store_is_ignored(files: Objects, books: Path) -> 
     assert {name: found.versions for name, found in find_models(files).items()} == {"books": (1,)}
 
 
-def test_a_store_with_too_much_in_it_is_refused(store: Objects, books: Path) -> None:
+def test_a_store_with_too_much_in_it_is_refused(store: Objects, books: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     publish(store, [books / "1", books / "2"])
+    monkeypatch.setattr("espalier.store.models.MAX_LISTED", 1)
     with pytest.raises(StoreDamaged, match="more than 1 objects"):
-        find_models(store, most=1)
+        find_models(store)
 
 
 def test_what_a_store_says_is_checked(files: Objects, books: Path) -> None:
