@@ -173,6 +173,14 @@ class Vectoriser:
         """The arrays that `from_arrays` takes; see the class."""
         return dict(self._arrays)
 
+    @property
+    def words(self) -> range:
+        """The features of the vocabulary's single words; empty without such a block."""
+        for unit, n, first, size, _ in self._layout.tolist():
+            if unit == WORDS and n == 1:
+                return range(first, first + size)
+        return range(0)
+
     def transform(self, texts: Sequence[str]) -> SparseRows:
         """A row of length 1 per text, empty for a text without features. Any text is valid, and a row depends on its text alone."""
         return self._transformed(texts, 0.0)

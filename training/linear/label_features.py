@@ -22,17 +22,18 @@ from ..specification.linear import LinearOptions
 def label_features(train: LabelledPoints, own_texts: OwnTexts | None, options: LinearOptions) -> tuple[Csr, Csr]:
     """Rows [I, …] of length 1 that a tree is built from, and [I, F], in the features of queries, that score items (`add_own_texts`).
 
-    With own texts, the n points of an item weigh n / (n + own_texts.queries). Points that are texts of items do not count.
+    With own texts, the n points of an item weigh n / (n + own_texts.queries). Points that are texts of items do not count. The tree is
+    built from the items' own words alone: with words of near items it had worse clusters of short texts.
     """
     people_points = train if train.own_B is None else train.take(train.asked)
     if own_texts is not None and (not len(people_points) or math.isinf(own_texts.queries)):
-        return normalised(own_texts.rows), own_texts.rows
+        return normalised(own_texts.rows), own_texts.searched()
     rows = sum_points(people_points, options)
     if own_texts is None:
         return rows, rows
     counts_I = np.bincount(people_points.labels.indices, minlength=len(rows.indptr) - 1)
-    labels = normalised(hstack([_damped(rows, counts_I, own_texts), normalised(own_texts.rows)], format="csr"))
-    return labels, add_own_texts(rows, counts_I, own_texts)
+    labels = normalised(hstack([_damped(rows, counts_I, own_texts.queries), normalised(own_texts.rows)], format="csr"))
+    return labels, add_own_texts(rows, counts_I, own_texts.searched(), own_texts.queries)
 
 
 def sum_points(points: LabelledPoints, options: LinearOptions) -> Csr:
@@ -40,20 +41,20 @@ def sum_points(points: LabelledPoints, options: LinearOptions) -> Csr:
     return weighted_sums(points) if options.loss == "relevance" else pifa(points)
 
 
-def add_own_texts(rows: Csr, counts_I: Int64, own_texts: OwnTexts) -> Csr:
-    """Rows [I, F]: the directions of the sums of points `rows`, of counts_I points each, plus the items' own texts. A row without points
-    is as long as that of the texts; with points, its length approaches 1.
+def add_own_texts(rows: Csr, counts_I: Int64, text_rows: Csr, queries: float) -> Csr:
+    """Rows [I, F]: the directions of the sums of points `rows`, of counts_I points each, plus the items' texts, which weigh as much as so
+    many queries. A row without points is as long as that of the texts; with points, its length approaches 1.
     """
-    if math.isinf(own_texts.queries):
-        return own_texts.rows
-    text_length_I, text_share_I = lengths(own_texts.rows), own_texts.queries / (counts_I + own_texts.queries)
+    if math.isinf(queries):
+        return text_rows
+    text_length_I, text_share_I = lengths(text_rows), queries / (counts_I + queries)
     length_I = np.where(text_length_I > 0, text_length_I, 1) ** text_share_I.astype(np.float32)
-    directions = normalised(csr_array(_damped(rows, counts_I, own_texts) + normalised(own_texts.rows)))
+    directions = normalised(csr_array(_damped(rows, counts_I, queries) + normalised(text_rows)))
     return scaled(directions, length_I)
 
 
-def _damped(rows: Csr, counts_I: Int64, own_texts: OwnTexts) -> Csr:
-    return scaled(rows, counts_I / (counts_I + own_texts.queries))
+def _damped(rows: Csr, counts_I: Int64, queries: float) -> Csr:
+    return scaled(rows, counts_I / (counts_I + queries))
 
 
 def pifa(data: LabelledPoints) -> Csr:

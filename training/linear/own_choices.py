@@ -22,7 +22,7 @@ from espalier.text.vectoriser import Vectoriser
 from ..data.csr import Csr, as_matrix, scaled
 from ..data.xmc import LabelledPoints
 from ..linear.label_features import add_own_texts, sum_points
-from ..linear.own_texts import OwnTexts, column_weights, combined, squares
+from ..linear.own_texts import column_weights, combined, squares
 from ..specification.linear import LinearOptions
 
 LEAST_QUERIES, MOST_QUERIES, MOST_ITEMS = 30, 500, 100_000
@@ -125,7 +125,7 @@ def weighted_ndcg(
 def _ndcg_by_queries(training_points: LabelledPoints, text_rows: Csr, held_out: LabelledPoints, options: LinearOptions) -> Float32:
     """nDCG@10 [T, B] of held-out queries against rows made of the training points, for each of QUERIES."""
     sums, counts_I = sum_points(training_points, options), np.bincount(training_points.labels.indices, minlength=text_rows.shape[0])
-    return _figures(held_out, [add_own_texts(sums, counts_I, OwnTexts(text_rows, (), 1, queries)) for queries in QUERIES])
+    return _figures(held_out, [add_own_texts(sums, counts_I, text_rows, queries) for queries in QUERIES])
 
 
 def _figures(queries: LabelledPoints, rows: Sequence[Csr]) -> Float32:

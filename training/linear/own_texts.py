@@ -57,15 +57,21 @@ class OwnTexts:
     """Feature rows of the items' own texts.
 
     rows     float32[I, F]; the median of their lengths is 1
+    near     float32[I, F], words of the nearest items (`near_words.py`)
     weights  the weight of a word of each column
     length   the median of the lengths of the items' sums
     queries  this many queries of an item weigh as much as its own texts; infinite: queries weigh nothing
     """
 
     rows: Csr
+    near: Csr
     weights: Sequence[float]
     length: float
     queries: float
+
+    def searched(self) -> Csr:
+        """float32[I, F]: the rows that queries are compared with."""
+        return csr_array(self.rows + self.near)
 
 
 def text_rows(vectoriser: Vectoriser, columns: Sequence[Sequence[str]], weights: Sequence[float]) -> tuple[Csr, float]:

@@ -9,7 +9,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +33,8 @@ from ..data.relevance import LabelRelevance, Smoothing, checked, is_graded
 from ..data.xmc import LabelledPoints, read_xmc
 from ..evaluate import LabelledQueries
 from ..graded import grades_of
-from ..linear.own_choices import chosen_queries, chosen_weights
+from ..linear.near_words import near_words
+from ..linear.own_choices import DEFAULT_QUERIES, chosen_queries, chosen_weights
 from ..linear.own_texts import OwnTexts, made_queries, text_rows
 from ..live.joined_points import (
     joined_items,
@@ -266,7 +267,9 @@ def _from_texts(config: LinearConfig, data: LogData, run_journal: RunJournal | N
     if columns:
         weights = weights or chosen_weights(vectoriser, columns, train)
         own_IF, length = text_rows(vectoriser, columns, weights)
-        own_texts = OwnTexts(own_IF, weights, length, chosen_queries(train, own_IF, config.linear))
+        near_IF = near_words(own_IF, vectoriser.words, data.near_items)
+        own_texts = OwnTexts(own_IF, near_IF, weights, length, DEFAULT_QUERIES)
+        own_texts = replace(own_texts, queries=chosen_queries(train, own_texts.searched(), config.linear))
     kind = TextKind(width=vectoriser.width, blocks=config.blocks)
     test, written_queries = _vectorised(vectoriser, test_texts), pa.array(test_texts.texts, pa.string())
     people_rows = train.asked

@@ -35,7 +35,7 @@ from ..linear.stacking_examples import Train
 from ..linear.stacking_tables import Weighing
 from ..live.run_journal import read_run_journal
 from ..run_files import check_identity, file_digests, stored_tree
-from ..specification.linear import UNCHOSEN_GAMMA, WIDE_GAMMA, LinearConfig, TreeShape
+from ..specification.linear import UNCHOSEN_GAMMA, UNTRAINED_GAMMA, LinearConfig, TreeShape
 from ..trees.hierarchical_kmeans import hierarchical_kmeans
 from ..versions import run_folder
 
@@ -78,7 +78,7 @@ def fit_and_export(config: LinearConfig, out: Path, work: Path, threads: int | N
         labels, centroids = label_features(points, prepared.own_texts, config.linear)
         return hierarchical_kmeans(labels, shape.branching, shape.max_leaf, config.seed, threads), centroids
 
-    unchosen_gamma = WIDE_GAMMA if shape.is_wide else UNCHOSEN_GAMMA
+    unchosen_gamma = UNCHOSEN_GAMMA if trains_root(prepared.train, config.linear) else UNTRAINED_GAMMA
     choice = _choose_or_read(config, prepared, tree_of, threads, unchosen_gamma, work / CHOSEN)
     log.info("C = %g, γ = %g, %.1f s after the start", choice.options.known_cost, choice.options.ranking.gamma, time.perf_counter() - begin)
 
@@ -102,7 +102,8 @@ def fit_and_export(config: LinearConfig, out: Path, work: Path, threads: int | N
     trees = grow_trees(prepared.train, work)
     stacking = None if config.tail.form != "none" else _learn_stacking(config, choice, prepared, grow_trees, work)
     if prepared.own_texts is not None:  # its rows take gigabytes for a million texts, and the export does not need them
-        prepared = replace(prepared, own_texts=replace(prepared.own_texts, rows=csr_array(np.empty((0, 0), np.float32))))
+        nothing = csr_array(np.empty((0, 0), np.float32))
+        prepared = replace(prepared, own_texts=replace(prepared.own_texts, rows=nothing, near=nothing))
     return export(config, choice, prepared, trees, out, stacking)
 
 

@@ -101,6 +101,8 @@ class LogData(_Data, TextTable):
     own_weights: tuple[Annotated[FiniteFloat, Field(ge=0.001, le=1000)], ...] = ()
     """weight of a word in each of these columns. None: ∛(8 / mean words) of a column, at most 1, or what finds clearly more of what at
     least 30 queries of the log led to"""
+    near_items: int = Field(default=3, ge=0, le=10)
+    """nearest items by these texts whose words find an item, too. Such a word weighs at most half. 0: only its own words"""
 
     @model_validator(mode="after")
     def _a_weight_for_each(self) -> LogData:
@@ -199,8 +201,8 @@ class LinearTree(Section):
 LARGEST = 1e9
 """Limit of numbers that scale weights: products of larger ones exceed float32."""
 COST = auto_or(f"a number greater than 0, at most {LARGEST:g}", lambda cost: 0 < cost <= LARGEST)
-UNCHOSEN_COST, UNCHOSEN_GAMMA, WIDE_GAMMA = 1.0, 0.5, 0.15
-"""C and γ if there are too few points to choose them, and before they are chosen; γ if there are too few, and the tree is wide."""
+UNCHOSEN_COST, UNCHOSEN_GAMMA, UNTRAINED_GAMMA = 1.0, 0.5, 0.15
+"""C and γ if there are too few points to choose them, and before they are chosen; γ if there are too few to train the root."""
 
 
 class LinearOptions(Section):
