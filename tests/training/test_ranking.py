@@ -356,10 +356,14 @@ def test_a_gain_within_a_standard_error_is_no_reason_for_a_memory(
     assert (run.chosen().memory is not None) == kept
 
 
-def test_few_validation_users_choose_no_memory(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("users", [97, 100])
+def test_few_validation_users_choose_nothing_about_a_memory(tmp_path: Path, caplog: pytest.LogCaptureFixture, users: int) -> None:
     caplog.set_level("INFO")
-    assert run_on(tmp_path, rings(70), validation_share=0.3).chosen().memory is None
-    assert "21 validation users are too few" in caplog.text
+    chosen = run_on(tmp_path, rings(users), validation_share=0.3).chosen()
+    assert chosen.memory is not None
+    tried = {trial["options"]["weight"] for trial in chosen.trials if "weight" in trial["options"]}
+    assert (tried == {4.0}) == (users < 100)
+    assert ("29 validation users are too few" in caplog.text) == (users < 100)
 
 
 def test_lists_without_an_order_weigh_all_places_alike(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ ROUNDS = 3
 RECENCY = next(option for option in GRID if option.name == "recency")
 VALIDATION_QUERIES = 2000
 MIN_QUERIES = 30
-"""With fewer validation users nothing about a memory is chosen, not even whether to use one: a gain could be noise."""
+"""With fewer validation users a gain could be noise. So the memory has its first options, and there is no repeat term."""
 TRIAL_VISITS = 1 << 17
 """Most entries that a query adds up on average, some milliseconds; larger numbers of neighbours are not tried."""
 FIRST_KEPT = 256
@@ -164,9 +164,8 @@ def _with_memory(
     if weight == 0 or prepared.interactions.vectors_UF is not None:
         return without_memory
     too_few_queries = len(searches.pairs) < MIN_QUERIES
-    if too_few_queries and weight == "auto":
-        log.warning("no memory: %d validation users are too few to choose one by", len(searches.pairs))
-        return without_memory
+    if too_few_queries:
+        log.warning("memory: %d validation users are too few to choose its options", len(searches.pairs))
     source = searches.source = memory_source(config, prepared, memory_s)
     begin = time.monotonic()
     passes_deadline, deadline = Deadline(begin + PASSES_SHARE * memory_s), Deadline(begin + memory_s)
@@ -204,7 +203,7 @@ def _with_memory(
             searched.append(best)
     best = _with_fewest_neighbours(reweighed, max(searched, key=searches.figure), sizes, deadline)
     gain, error = searches.measured(best).gain_over(searches.measured(without_memory))
-    is_used = weight != "auto" or gain > error
+    is_used = weight != "auto" or too_few_queries or gain > error
     log.info("%s: %+.1f ± %.1f %% over the tree alone", "memory" if is_used else "no memory", 100 * gain, 100 * error)
     return best if is_used else without_memory
 
