@@ -19,8 +19,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..live.progress_pages import UNKNOWN, WorkerPage, WorkerPages
-from ..run_folder import living
+from ..live.progress_pages import UNKNOWN, WorkerPage, read_progress
+from ..run_folder import living, names
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,6 @@ class Notices:
     _socket: socket.socket | None = None
     _sender: socket.socket | None = None
     _page: WorkerPage | None = None
-    _pages: WorkerPages | None = None
     _thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -72,7 +71,6 @@ class Notices:
                 self._socket.close()
                 self._socket = None
             with self._changed:
-                self._pages = WorkerPages(self.folder)
                 self._write({})
         self._thread = threading.Thread(target=self._listen, name="live-notices", daemon=True)
         self._thread.start()
@@ -88,10 +86,9 @@ class Notices:
             cleared = dict.fromkeys(self._applied)
             self._applied.clear()
             self._write(cleared)
-            for page in (self._page, self._pages):
-                if page is not None:
-                    page.close()
-            self._page = self._pages = None
+            if self._page is not None:
+                self._page.close()
+            self._page = None
         for connection in (self._socket, self._sender):
             if connection is not None:
                 connection.close()
@@ -103,7 +100,6 @@ class Notices:
 
     def committed(self, model: str, message: bytes = b"") -> None:
         """Announce a commit to a model's journal to the other workers. message: its operations; empty: they must read the journal."""
-        self._list_workers()
         self._send_to_others(self._commit_notice(model, message))
 
     def take_messages(self, model: str) -> list[bytes]:
@@ -161,7 +157,6 @@ class Notices:
             left_s = look_at - time.monotonic()
             if left_s <= 0:
                 look_at = time.monotonic() + POLL_S
-                self._list_workers()
                 for model in self._looks:
                     self._look(model, b"")
             elif self._socket is None:
@@ -178,11 +173,8 @@ class Notices:
                     continue
             with self._changed:
                 self._changed.notify_all()
-            sender, _, commit = notice.partition(b" ")
-            if commit:
-                if self._pages is not None and sender not in [b"%d" % pid for pid in self._pages.pids]:  # it has just begun
-                    self._list_workers()
-                name, _, message = commit.partition(b"\n")
+            name, is_commit, message = notice.partition(b"\n")
+            if is_commit:
                 self._look(name.decode(errors="replace"), message)
 
     def _look(self, model: str, message: bytes) -> None:
@@ -196,20 +188,13 @@ class Notices:
                 log.exception("%s: a look at its journal failed", model)
 
     def _commit_notice(self, model: str, message: bytes = b"") -> bytes:
-        return b"%d %b\n%b" % (self.pid, model.encode(), message)
-
-    def _list_workers(self) -> None:
-        """List the workers anew."""
-        with self._changed, suppress(OSError):  # `_others` reports it
-            if self._pages is not None:
-                self._pages.look()
+        return b"%b\n%b" % (model.encode(), message)
 
     def _send_to_others(self, notice: bytes) -> None:
-        pages = self._pages
-        if pages is not None:
-            for pid in pages.pids:
-                if pid != self.pid:
-                    self._send(notice, f"{self.folder}/{pid}.sock")
+        if self.folder is not None:
+            for name in names(self.folder, ".sock"):
+                if name != f"{self.pid}.sock":
+                    self._send(notice, f"{self.folder}/{name}")
 
     def _send(self, notice: bytes, to: str) -> None:
         if self._sender is not None:
@@ -231,13 +216,12 @@ class Notices:
 
     def _others(self, model: str) -> dict[int, int]:
         """The progress of the other workers that serve a model, dead ones too. Holds the lock."""
-        if self._pages is None:
+        if self.folder is None:
             return {}
         try:
-            self._pages.look()
+            progress = read_progress(self.folder, model)
         except FileNotFoundError:
             return {UNSEEN: UNKNOWN}
-        progress = self._pages.read(model)
         progress.pop(self.pid, None)
         return progress
 
