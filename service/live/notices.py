@@ -1,10 +1,9 @@
 """Notices between the workers of one service: each learns within milliseconds what another has committed or applied.
 
 Each worker has a datagram socket `<pid>.sock` in the run folder, and a file with the last operation that it has applied, for each model
-that it serves (progress_pages.py). A datagram announces progress, or a commit, mostly with its operations. A receiver reads the files, and
-the journal if operations are missing. All workers also read them every POLL_S, because commands or another service may write to the
-journals, too; so a lost datagram only delays. Nobody waits for dead workers. A single process has no socket. Knows sequence numbers by
-model. Does not know journals, nor the format of messages.
+that it serves (progress_pages.py). A datagram announces progress or a commit. A receiver reads the files, and after a commit the journal.
+All workers also read them every POLL_S, because commands or another service may write to the journals, too; so a lost datagram only
+delays. Nobody waits for dead workers. A single process has no socket. Knows sequence numbers by model. Does not know journals.
 """
 
 from __future__ import annotations
@@ -28,10 +27,8 @@ POLL_S = 0.25
 """Longest time until a commit without a datagram is seen."""
 RECHECK_S = 0.02
 """Longest time until progress without a datagram is seen, while a write waits for it."""
-MAX_MESSAGES = 64
-"""Most messages of a model that wait for its journal's thread. If more come, it reads the journal."""
-DATAGRAM_BYTES = 1 << 16
-"""Largest datagram."""
+DATAGRAM_BYTES = 1 << 12
+"""Longer than any datagram."""
 UNSEEN = 0
 """Stands for a process id if workers cannot be seen."""
 NOBODY: Mapping[int, int] = {}
@@ -48,7 +45,6 @@ class Notices:
     folder: Path | None = None
     pid: int = field(default_factory=os.getpid)
     _looks: dict[str, Callable[[], None]] = field(default_factory=dict)
-    _messages: dict[str, list[bytes]] = field(default_factory=dict)  # of commits, by model; an empty one: the journal must be read
     _applied: dict[str, int] = field(default_factory=dict)
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _stopped: threading.Event = field(default_factory=threading.Event)
@@ -98,13 +94,9 @@ class Notices:
         """Call `look` on the listening thread whenever another process may have committed to a model. It must be quick."""
         self._looks = self._looks | {model: look}
 
-    def committed(self, model: str, message: bytes = b"") -> None:
-        """Announce a commit to a model's journal to the other workers. message: its operations; empty: they must read the journal."""
-        self._send_to_others(self._commit_notice(model, message))
-
-    def take_messages(self, model: str) -> list[bytes]:
-        """Take the messages of other workers' commits to a model, in the order of arrival. An empty one: the journal must be read."""
-        return self._messages.pop(model, [])
+    def committed(self, model: str) -> None:
+        """Announce a commit to a model's journal to the other workers."""
+        self._send_to_others(b"committed %b" % model.encode())
 
     def applied(self, model: str, sequence: int | None) -> None:
         """Publish the last operation that this worker has applied; None: it does not serve the model.
@@ -148,7 +140,7 @@ class Notices:
                 if behind.items() <= given_up.items() or left_s <= 0:
                     return behind
                 if not self._changed.wait(min(left_s, RECHECK_S)) and left_s > RECHECK_S:
-                    self._send_to_others(self._commit_notice(model))  # a datagram may have been lost in a full queue
+                    self.committed(model)  # a datagram may have been lost in a full queue
 
     def _listen(self) -> None:
         look_at = time.monotonic() + POLL_S
@@ -158,7 +150,7 @@ class Notices:
             if left_s <= 0:
                 look_at = time.monotonic() + POLL_S
                 for model in self._looks:
-                    self._look(model, b"")
+                    self._look(model)
             elif self._socket is None:
                 self._stopped.wait(left_s)
             else:
@@ -173,22 +165,17 @@ class Notices:
                     continue
             with self._changed:
                 self._changed.notify_all()
-            name, is_commit, message = notice.partition(b"\n")
+            _, is_commit, model_name = notice.partition(b" ")
             if is_commit:
-                self._look(name.decode(errors="replace"), message)
+                self._look(model_name.decode(errors="replace"))
 
-    def _look(self, model: str, message: bytes) -> None:
+    def _look(self, model: str) -> None:
         look = self._looks.get(model)
         if look is not None and not self._stopped.is_set():
-            messages = self._messages.setdefault(model, [])
-            messages[:] = [*messages, message] if len(messages) < MAX_MESSAGES else [b""]
             try:
                 look()
             except Exception:  # one model must not end the notices of the others
                 log.exception("%s: a look at its journal failed", model)
-
-    def _commit_notice(self, model: str, message: bytes = b"") -> bytes:
-        return b"%b\n%b" % (model.encode(), message)
 
     def _send_to_others(self, notice: bytes) -> None:
         if self.folder is not None:

@@ -57,20 +57,16 @@ def no_poll(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_poll")
-def test_all_other_workers_are_told_of_a_commit_and_what_it_says(service: Service) -> None:
+def test_all_other_workers_are_told_of_a_commit(service: Service) -> None:
     one, *others = (service.worker(pid) for pid in (11, 12, 13))
     seen = threading.Semaphore(0)
     one.subscribe("books", lambda: pytest.fail("its own commit"))
     for other in others:
         other.subscribe("books", seen.release)
         other.subscribe("films", lambda: pytest.fail("another model"))
-    for written in (b"1 one\n\x00", b"", b"x" * 60_000):
-        one.committed("books", written)
+    for _ in range(3):
+        one.committed("books")
         assert all(seen.acquire(timeout=10) for _ in others)
-    for other in others:
-        assert other.take_messages("films") == []
-        assert other.take_messages("books") == [b"1 one\n\x00", b"", b"x" * 60_000]
-        assert other.take_messages("books") == []
 
 
 def test_who_waits_in_vain_says_again_what_a_full_queue_has_lost(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
