@@ -5,64 +5,33 @@ Knows PEM files and contexts of Python's ssl. Does not know connections.
 
 from __future__ import annotations
 
-import logging
 import re
 import ssl
-import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from .watched_files import WatchedFiles
+from .watched_files import FromFiles
 
-log = logging.getLogger(__name__)
+NOUN = "certificates"
 
 
 class CertificatesUnusable(OSError):
     """Files have no usable certificates or keys. The message names the file and shows nothing of its content."""
 
 
-class Certificates:
-    """A TLS context that is built from files, and built again when one of them changes. One thread uses it.
-
-    build  builds the context from the files. Raises CertificatesUnusable; if there is a former context, it stays, and the error is logged
-    clock  seconds, for looking at the files
-    """
-
-    def __init__(self, files: Sequence[Path], build: Callable[[], ssl.SSLContext], clock: Callable[[], float] = time.monotonic) -> None:
-        self._files, self._watched, self._build = files, WatchedFiles(files, clock), build
-        self._context: ssl.SSLContext | None = None
-        self._problem = ""  # that was logged last
-
-    def current(self) -> ssl.SSLContext:
-        """The context for the next handshake. Raises CertificatesUnusable if none could be built so far."""
-        if self._context is not None and not self._watched.have_changed():
-            return self._context
-        try:
-            context = self._build()
-        except CertificatesUnusable as error:
-            if self._context is None:
-                raise
-            self._watched.look_again()  # the error may pass, and nothing in the files changes then
-            if self._problem != (problem := str(error)):
-                log.error("the changed certificates are unusable, so the former ones stay in use: %s", error)
-            self._problem = problem
-            return self._context
-        if self._context is not None:
-            log.info("certificates have changed: %s", ", ".join(map(str, self._files)))
-        self._context, self._problem = context, ""
-        return context
+Certificates = FromFiles[ssl.SSLContext]
+"""The context for the next handshake. Its `current` raises CertificatesUnusable."""
 
 
 def certificates_of_service(certificate: Path, key: Path, client_ca: Path | None) -> Certificates:
     """The certificates of the service's own addresses. client_ca: CAs of the certificates that clients must show; None: they need none."""
     files = [file for file in (certificate, key, client_ca) if file is not None]
-    return Certificates(files, lambda: _server_context(certificate, key, client_ca))
+    return FromFiles(files, lambda: _server_context(certificate, key, client_ca), NOUN)
 
 
 def calling(ca: Path | None, certificate: Path | None, key: Path | None) -> Certificates:
     """The certificates for calls to other services. ca: CAs of their certificates, None: the system's; certificate, key: shown to them."""
     files = [file for file in (ca, certificate, key) if file is not None]
-    return Certificates(files, lambda: _client_context(ca, certificate, key))
+    return FromFiles(files, lambda: _client_context(ca, certificate, key), NOUN)
 
 
 def _server_context(certificate: Path, key: Path, client_ca: Path | None) -> ssl.SSLContext:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Generic, TypeVar
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 LOOK_S = 1.0
 """Seconds between two looks."""
@@ -37,6 +43,41 @@ class WatchedFiles:
         """With the time of the last change of content or permissions: a file that could not be read is read once it can be."""
         statuses = map(_status, self._files)
         return [None if status is None else (status.st_ctime_ns, status.st_ino, status.st_size) for status in statuses]
+
+
+class FromFiles(Generic[T]):
+    """A value that is read from files, and read again when one of them changes. If they are wrong then, the former value stays in use, and
+    the log says so once. One thread uses it.
+
+    read   reads the files. Raises ValueError or OSError
+    noun   plural noun of the content, for the log
+    clock  seconds, for looking at the files
+    """
+
+    def __init__(self, files: Sequence[Path], read: Callable[[], T], noun: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._files, self._watched, self._read, self._noun = files, WatchedFiles(files, clock), read, noun
+        self._value: T | None = None
+        self._problem = ""  # that was logged last
+
+    def current(self) -> T:
+        """Raises the error of `read` if there is no former value."""
+        if self._value is not None and not self._watched.have_changed():
+            return self._value
+        try:
+            value = self._read()
+        except (ValueError, OSError) as error:
+            if self._value is None:
+                raise
+            if isinstance(error, OSError) or isinstance(error.__cause__, OSError):  # it may pass, and nothing in the files changes then
+                self._watched.look_again()
+            if self._problem != (problem := str(error)):
+                log.error("the changed %s are invalid, so the former ones stay in use: %s", self._noun, error)
+            self._problem = problem
+            return self._value
+        if self._value is not None:
+            log.info("%s have changed: %s", self._noun, ", ".join(map(str, self._files)))
+        self._value, self._problem = value, ""
+        return value
 
 
 def _status(file: Path) -> os.stat_result | None:

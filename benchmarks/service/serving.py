@@ -55,9 +55,10 @@ class Process:
         return f"http://127.0.0.1:{self.port}"
 
     @property
-    def pid(self) -> int | None:
-        """None before the first start."""
-        return None if self._process is None else self._process.pid
+    def pid(self) -> int:
+        """Of the last start."""
+        assert self._process is not None, "it has not been started"
+        return self._process.pid
 
     def start(self) -> None:
         command = [sys.executable, "-m", *self._command, "--port", str(self.port)]
@@ -70,7 +71,7 @@ class Process:
         deadline = time.monotonic() + within_s
         while request(self.port, "GET", "/readyz", timeout_s=10)[0] != 200:
             if not self.is_alive() or time.monotonic() > deadline:
-                log_end = "" if self._log is None else f":\n{self._log.read_text()[-3000:]}"
+                log_end = f":\n{self._log.read_text()[-3000:]}" if self._log is not None and self._log.is_file() else ""
                 raise RuntimeError(f"{' '.join(self._command)} did not become ready{log_end}")
             time.sleep(0.05)
 
@@ -90,13 +91,13 @@ class Process:
     def go_on(self) -> None:
         self._signal(signal.SIGCONT)
 
-    def end(self) -> None:
-        """Ask the process to end, and kill it after 30 s."""
+    def end(self, within_s: float = 30) -> None:
+        """Ask the process to end, and kill it after `within_s`."""
         if self._process is not None and self.is_alive():
             self.go_on()
             self._process.terminate()
             try:
-                self._process.wait(30)
+                self._process.wait(within_s)
             except subprocess.TimeoutExpired:
                 self.kill()
 

@@ -24,7 +24,6 @@ from typing import Any, Literal
 from espalier.errors import InvalidData, JournalBusy, JournalCorrupt, JournalError, JournalFull, JournalReadOnly
 from espalier.live import journal_file
 from espalier.live.journal_file import LOCK_S, Reader, empty_log, errors_of, locked, log_bytes, named, note_last, open_reader, open_writer
-from espalier.live.journal_messages import Message
 from espalier.live.journal_tables import COLUMNS, MAX_TREES, JournalTables
 from espalier.live.operations import Operation
 from espalier.live.rows import Placement
@@ -41,14 +40,10 @@ MAX_LOG_BYTES = 256 << 20
 
 
 class Transaction(JournalTables):
-    """A writer's transaction under the lock: it reads what others have committed, then appends. Everything is committed together.
-
-    message  the appended operations, to be sent to other processes after the commit
-    """
+    """A writer's transaction under the lock: it reads what others have committed, then appends. Everything is committed together."""
 
     def __init__(self, connection: sqlite3.Connection, file: Path) -> None:
         self.connection, self.file = connection, file
-        self.message = Message()
         self._last: int | None = None  # cached last sequence: nobody else writes meanwhile
 
     @contextmanager
@@ -94,9 +89,7 @@ class Transaction(JournalTables):
         self.connection.execute("INSERT OR REPLACE INTO latest(id, seq) VALUES (?, ?)", (operation.id, sequence))
         for fingerprint, *row in rows:
             self.connection.execute(INSERT_PLACEMENT, (fingerprint, sequence, *row))
-        stored = Operation(sequence, operation.id, operation.kind, operation.body, operation.source_version, at)
-        self.message.add(stored, body, rows)
-        return stored
+        return Operation(sequence, operation.id, operation.kind, operation.body, operation.source_version, at)
 
     def store_placements(self, fingerprint: int, placements: Mapping[int, Sequence[Placement]]) -> dict[int, tuple[Placement, ...]]:
         """Store placements of operations in the version of a fingerprint, by sequence. Returns the stored ones: an earlier process's hold.

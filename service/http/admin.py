@@ -55,7 +55,7 @@ async def unload(request: Request, name: Name, body: Annotated[VersionRequest, b
 
 async def set_default(request: Request, name: Name, body: Annotated[VersionRequest, body_of(VersionRequest)]) -> Response:
     """Make a version the default, to pin it or to roll back. It is loaded first if necessary."""
-    return await _changed(request, "default", name, body.version, service_of(request).registry.changes.set_default(name, body.version))
+    return await _changed(request, "default", name, body.version, service_of(request).registry.changes.load(name, body.version, True))
 
 
 async def set_candidate(request: Request, name: Name, body: Annotated[CandidateRequest, body_of(CandidateRequest)]) -> Response:

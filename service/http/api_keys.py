@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import logging
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -21,11 +20,9 @@ from ..errors import Forbidden, Unauthorized
 from ..http.key_limits import KeyLimits
 from ..keys_file import Key, Role, read_keys
 from ..settings import Settings, is_local, named_key
-from ..watched_files import WatchedFiles
+from ..watched_files import FromFiles
 
 __all__ = ["Access", "Keys", "Role"]
-
-log = logging.getLogger(__name__)
 
 Access = Role | Literal["private"]
 """The role that a route needs. `private` needs an admin key, or none if there are no keys and no other machine can reach the service."""
@@ -63,23 +60,23 @@ class Keys:
             ("internal", settings.internal_keys),
         )
         self._settings_keys = [_key_of_setting(key, role) for role, keys in roles for key in keys]
-        self._file, self._now = settings.keys_file, now
+        file, self._now = settings.keys_file, now
         self._is_exposed = not settings.open and not is_local(settings.private_host)
         self.limits = KeyLimits(None if settings.run_folder is None else settings.run_folder / "key-limits")
-        self._watched = WatchedFiles([] if self._file is None else [self._file], clock)
-        self._problem = ""  # that was logged last
-        file_keys = () if self._file is None else read_keys(self._file)
-        self._keys = dict.fromkeys([*self._settings_keys, *file_keys])  # an ordered set
+        self._file_keys = None if file is None else FromFiles([file], lambda: read_keys(file), "keys", clock)
+        self._last_file_keys: tuple[Key, ...] = ()
+        self._keys = dict.fromkeys(self._settings_keys)  # an ordered set
+        self._reload()
 
     @property
     def public(self) -> bool:
         """Whether retrieval needs no key."""
-        return self._file is None and not self._keys_of("retrieve")
+        return self._file_keys is None and not self._keys_of("retrieve")
 
     @property
     def open(self) -> bool:
         """Whether there are no keys at all, as on a laptop."""
-        return self._file is None and not self._keys
+        return self._file_keys is None and not self._keys
 
     @property
     def shows_all(self) -> bool:
@@ -103,7 +100,7 @@ class Keys:
             return None
         role: Role = "admin" if access == "private" else access
         if not self._keys_of(role):
-            if role == "retrieve" and self._file is None:
+            if role == "retrieve" and self._file_keys is None:
                 return None
             if role in _OFF:
                 raise Forbidden(f"{_OFF[role]} (ESPALIER_{role.upper()}_KEYS).", role, "off")
@@ -147,19 +144,9 @@ class Keys:
         return [key for key in self._keys if key.role == role]
 
     def _reload(self) -> None:
-        if self._file is None or not self._watched.have_changed():
-            return
-        try:
-            file_keys = read_keys(self._file)
+        if self._file_keys is not None and (file_keys := self._file_keys.current()) is not self._last_file_keys:
+            self._last_file_keys = file_keys
             self._keys = dict.fromkeys([*self._settings_keys, *file_keys])
-            log.info("the file of keys has changed: %d keys", len(file_keys))
-            self._problem = ""
-        except ValueError as error:
-            if isinstance(error.__cause__, OSError):  # it may pass, and nothing in the file changes then
-                self._watched.look_again()
-            if self._problem != (problem := str(error)):
-                log.error("the changed file of keys is invalid, so the former keys stay in force: %s", error)
-            self._problem = problem
 
 
 def may_use(key: Key | None, model: str, role: Role) -> None:

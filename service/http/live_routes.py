@@ -143,7 +143,7 @@ async def _feed(catalogue: LiveCatalogue, after: int, limit: int) -> bytes:
     while len(lines) < limit and size < CHANGES_BYTES:
         step = await catalogue.changes(after, min(CHANGES_STEP, limit - len(lines)))
         for operation in step:
-            lines.append(orjson.dumps(_change_json(operation)))
+            lines.append(orjson.dumps(change_json(operation)))
             size += len(lines[-1])
             after = operation.sequence
             if size >= CHANGES_BYTES:
@@ -190,7 +190,8 @@ def _item_json(item: StoredItem) -> dict[str, Any]:
     }
 
 
-def _change_json(operation: Operation) -> dict[str, Any]:
+def change_json(operation: Operation) -> dict[str, Any]:
+    """An operation in the feed."""
     document = {"sequence": operation.sequence, "id": operation.id, "kind": operation.kind, "at": time_text(operation.at)}
     if operation.body.evidence_from is not None:
         sequence, at = operation.body.evidence_from

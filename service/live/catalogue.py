@@ -164,10 +164,7 @@ class LiveCatalogue:
 
     async def dropped(self) -> int:
         """See `Journal.dropped`. A follower that copied an item before that delete, but not the delete, must copy everything again."""
-        try:
-            return await asyncio.to_thread(self.journal.dropped)
-        except JournalError as error:
-            raise NotWritable(str(error)) from error
+        return await self._read(self.journal.dropped)
 
     async def identity(self) -> str | None:
         return await self._read(self.journal.identity)

@@ -18,10 +18,9 @@ from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
-from espalier.errors import InvalidData, JournalBusy, JournalError, JournalReadOnly, spelled
+from espalier.errors import JournalBusy, JournalError, JournalReadOnly, spelled
 from espalier.live.journal import Journal, Transaction
 from espalier.live.journal_file import os_error
-from espalier.live.journal_messages import PlacedOperation, read_message
 from espalier.live.journal_upkeep import versions_on_disk
 from espalier.live.operations import Operation
 
@@ -29,7 +28,7 @@ from ..errors import BeingChanged, NotReady, NotWritable
 from ..live.catalogue_types import ItemOutcome, ItemPlacement
 from ..live.compaction import Compaction
 from ..live.group import Decision, EvidenceNeeded, Group, Refusal, Write
-from ..live.live_version import LiveVersion, placed_by
+from ..live.live_version import LiveVersion, Placements, placed_by
 from ..live.notices import UNSEEN, Notices
 from ..live.placing import named_by, with_candidates
 from ..live.progress_pages import UNKNOWN
@@ -289,11 +288,10 @@ class JournalThread:
         self._remark(None)
         self.progress += 1  # before anybody sees the operations
         decisions = [result for result in results if isinstance(result, Decision)]
-        placed = [PlacedOperation(decision.operation, decision.placements) for decision in decisions if decision.operation is not None]
         try:
-            if placed:
-                self._apply_placed(placed)
-                self._notices.committed(self.model, transaction.message.to_bytes())
+            if any(decision.operation is not None for decision in decisions):
+                self._apply_decided(decisions)
+                self._notices.committed(self.model)
                 self._compaction.look()
         finally:
             for decision in decisions:
@@ -345,11 +343,10 @@ class JournalThread:
         """Apply the operations that other processes have committed."""
         self._catch_up_queued, before = False, self.applied
         try:
-            if not self._apply_messages():
-                end = self.journal.last_sequence()
-                self._on_lag(max(end - self.applied, 0))
-                self._replay()
-                self._apply_until(end, self.journal)
+            end = self.journal.last_sequence()
+            self._on_lag(max(end - self.applied, 0))
+            self._replay()
+            self._apply_until(end, self.journal)
             self._forget_erased()
         except JournalError as error:
             self._remark(str(error))
@@ -361,30 +358,12 @@ class JournalThread:
     def _forget_erased(self) -> None:
         """Drop queries in memory that a command has erased from the journal. Raises JournalError."""
         erasures = self.journal.erasures()
-        if erasures != self._erasures:  # a message on its way may hold what was erased: such operations are applied from the journal, first
-            self._apply_until(self.journal.last_sequence(), self.journal)
         for version in self._joined_versions:
             if version.recent.erasures != erasures:
                 version.recent.read_again(self.journal, erasures)
         if erasures != self._erasures:
             self._erasures = erasures
             self.on_erasure()
-
-    def _apply_messages(self) -> bool:
-        """Apply the operations in other workers' messages. False if the journal must be read, because messages are missing or empty."""
-        messages = self._notices.take_messages(self.model)
-        if not all(messages):
-            return False
-        try:
-            new = [placed for message in messages for placed in read_message(message) if placed.operation.sequence > self.applied]
-        except InvalidData:
-            return False
-        if [placed.operation.sequence for placed in new] != [*range(self.applied + 1, self.applied + 1 + len(new))]:
-            return False
-        if new:
-            self._replay()
-            self._apply_placed(new)
-        return bool(new)  # messages of applied operations do not tell whether there are later ones
 
     def _replay(self) -> None:
         """Apply to each version what it could not read when it joined. Raises JournalError; then nothing later may be applied to it."""
@@ -398,11 +377,14 @@ class JournalThread:
             stored = {version.fingerprint: journal.placements(version.fingerprint, sequences) for version in self._joined_versions}
             self._apply(operations, stored, journal.store_placements)
 
-    def _apply_placed(self, placed: Sequence[PlacedOperation]) -> None:
-        """Apply operations that this process has committed, or that came in messages."""
-        fingerprints = {version.fingerprint for version in self._joined_versions}
-        stored = {n: {new.operation.sequence: leaves for new in placed if (leaves := new.placements.get(n))} for n in fingerprints}
-        self._apply([operation for operation, _ in placed], stored, self.journal.store_placements)
+    def _apply_decided(self, decisions: Sequence[Decision]) -> None:
+        """Apply the operations that this process has committed."""
+        stored: dict[int, dict[int, Placements]] = {version.fingerprint: {} for version in self._joined_versions}
+        for decision in decisions:
+            for fingerprint, placements in stored.items():
+                if leaves := decision.placements.get(fingerprint):
+                    placements[decision.sequence] = leaves
+        self._apply([decision.operation for decision in decisions if decision.operation is not None], stored, self.journal.store_placements)
 
     def _apply(self, operations: Sequence[Operation], stored: Mapping[int, Stored], store: Store) -> None:
         """Apply operations, in their order, to all versions, and publish them. stored: their placements by the fingerprint of a version."""

@@ -1,10 +1,9 @@
 """Notices between the workers of one service: each learns within milliseconds what another has committed or applied.
 
 Each worker has a datagram socket `<pid>.sock` in the run folder, and a file with the last operation that it has applied, for each model
-that it serves (progress_pages.py). A datagram announces progress, or a commit, mostly with its operations. A receiver reads the files, and
-the journal if operations are missing. All workers also read them every POLL_S, because commands or another service may write to the
-journals, too; so a lost datagram only delays. Nobody waits for dead workers. A single process has no socket. Knows sequence numbers by
-model. Does not know journals, nor the format of messages.
+that it serves (progress_pages.py). A datagram announces progress or a commit. A receiver reads the files, and after a commit the journal.
+All workers also read them every POLL_S, because commands or another service may write to the journals, too; so a lost datagram only
+delays. Nobody waits for dead workers. A single process has no socket. Knows sequence numbers by model. Does not know journals.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..live.progress_pages import UNKNOWN, WorkerPage, WorkerPages
-from ..run_folder import living
+from ..live.progress_pages import UNKNOWN, WorkerPage, read_progress
+from ..run_folder import living, names
 
 log = logging.getLogger(__name__)
 
@@ -28,10 +27,8 @@ POLL_S = 0.25
 """Longest time until a commit without a datagram is seen."""
 RECHECK_S = 0.02
 """Longest time until progress without a datagram is seen, while a write waits for it."""
-MAX_MESSAGES = 64
-"""Most messages of a model that wait for its journal's thread. If more come, it reads the journal."""
-DATAGRAM_BYTES = 1 << 16
-"""Largest datagram."""
+DATAGRAM_BYTES = 1 << 12
+"""Longer than any datagram."""
 UNSEEN = 0
 """Stands for a process id if workers cannot be seen."""
 NOBODY: Mapping[int, int] = {}
@@ -48,14 +45,12 @@ class Notices:
     folder: Path | None = None
     pid: int = field(default_factory=os.getpid)
     _looks: dict[str, Callable[[], None]] = field(default_factory=dict)
-    _messages: dict[str, list[bytes]] = field(default_factory=dict)  # of commits, by model; an empty one: the journal must be read
     _applied: dict[str, int] = field(default_factory=dict)
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _stopped: threading.Event = field(default_factory=threading.Event)
     _socket: socket.socket | None = None
     _sender: socket.socket | None = None
     _page: WorkerPage | None = None
-    _pages: WorkerPages | None = None
     _thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -72,7 +67,6 @@ class Notices:
                 self._socket.close()
                 self._socket = None
             with self._changed:
-                self._pages = WorkerPages(self.folder)
                 self._write({})
         self._thread = threading.Thread(target=self._listen, name="live-notices", daemon=True)
         self._thread.start()
@@ -88,10 +82,9 @@ class Notices:
             cleared = dict.fromkeys(self._applied)
             self._applied.clear()
             self._write(cleared)
-            for page in (self._page, self._pages):
-                if page is not None:
-                    page.close()
-            self._page = self._pages = None
+            if self._page is not None:
+                self._page.close()
+            self._page = None
         for connection in (self._socket, self._sender):
             if connection is not None:
                 connection.close()
@@ -101,14 +94,9 @@ class Notices:
         """Call `look` on the listening thread whenever another process may have committed to a model. It must be quick."""
         self._looks = self._looks | {model: look}
 
-    def committed(self, model: str, message: bytes = b"") -> None:
-        """Announce a commit to a model's journal to the other workers. message: its operations; empty: they must read the journal."""
-        self._list_workers()
-        self._send_to_others(self._commit_notice(model, message))
-
-    def take_messages(self, model: str) -> list[bytes]:
-        """Take the messages of other workers' commits to a model, in the order of arrival. An empty one: the journal must be read."""
-        return self._messages.pop(model, [])
+    def committed(self, model: str) -> None:
+        """Announce a commit to a model's journal to the other workers."""
+        self._send_to_others(b"committed %b" % model.encode())
 
     def applied(self, model: str, sequence: int | None) -> None:
         """Publish the last operation that this worker has applied; None: it does not serve the model.
@@ -152,7 +140,7 @@ class Notices:
                 if behind.items() <= given_up.items() or left_s <= 0:
                     return behind
                 if not self._changed.wait(min(left_s, RECHECK_S)) and left_s > RECHECK_S:
-                    self._send_to_others(self._commit_notice(model))  # a datagram may have been lost in a full queue
+                    self.committed(model)  # a datagram may have been lost in a full queue
 
     def _listen(self) -> None:
         look_at = time.monotonic() + POLL_S
@@ -161,9 +149,8 @@ class Notices:
             left_s = look_at - time.monotonic()
             if left_s <= 0:
                 look_at = time.monotonic() + POLL_S
-                self._list_workers()
                 for model in self._looks:
-                    self._look(model, b"")
+                    self._look(model)
             elif self._socket is None:
                 self._stopped.wait(left_s)
             else:
@@ -178,38 +165,23 @@ class Notices:
                     continue
             with self._changed:
                 self._changed.notify_all()
-            sender, _, commit = notice.partition(b" ")
-            if commit:
-                if self._pages is not None and sender not in [b"%d" % pid for pid in self._pages.pids]:  # it has just begun
-                    self._list_workers()
-                name, _, message = commit.partition(b"\n")
-                self._look(name.decode(errors="replace"), message)
+            _, is_commit, model_name = notice.partition(b" ")
+            if is_commit:
+                self._look(model_name.decode(errors="replace"))
 
-    def _look(self, model: str, message: bytes) -> None:
+    def _look(self, model: str) -> None:
         look = self._looks.get(model)
         if look is not None and not self._stopped.is_set():
-            messages = self._messages.setdefault(model, [])
-            messages[:] = [*messages, message] if len(messages) < MAX_MESSAGES else [b""]
             try:
                 look()
             except Exception:  # one model must not end the notices of the others
                 log.exception("%s: a look at its journal failed", model)
 
-    def _commit_notice(self, model: str, message: bytes = b"") -> bytes:
-        return b"%d %b\n%b" % (self.pid, model.encode(), message)
-
-    def _list_workers(self) -> None:
-        """List the workers anew."""
-        with self._changed, suppress(OSError):  # `_others` reports it
-            if self._pages is not None:
-                self._pages.look()
-
     def _send_to_others(self, notice: bytes) -> None:
-        pages = self._pages
-        if pages is not None:
-            for pid in pages.pids:
-                if pid != self.pid:
-                    self._send(notice, f"{self.folder}/{pid}.sock")
+        if self.folder is not None:
+            for name in names(self.folder, ".sock"):
+                if name != f"{self.pid}.sock":
+                    self._send(notice, f"{self.folder}/{name}")
 
     def _send(self, notice: bytes, to: str) -> None:
         if self._sender is not None:
@@ -231,13 +203,12 @@ class Notices:
 
     def _others(self, model: str) -> dict[int, int]:
         """The progress of the other workers that serve a model, dead ones too. Holds the lock."""
-        if self._pages is None:
+        if self.folder is None:
             return {}
         try:
-            self._pages.look()
+            progress = read_progress(self.folder, model)
         except FileNotFoundError:
             return {UNSEEN: UNKNOWN}
-        progress = self._pages.read(model)
         progress.pop(self.pid, None)
         return progress
 

@@ -82,10 +82,6 @@ class Changes:
         entry = await asyncio.to_thread(self._on_disk, name, version)
         return await self._shielded(self._load(entry, version, default))
 
-    async def set_default(self, name: str, version: int) -> tuple[ServedVersions, ServedVersions]:
-        """Load a version and make it the default on all workers. Raises as `load` does."""
-        return await self.load(name, version, default=True)
-
     async def set_candidate(self, name: str, candidate: Candidate | None) -> tuple[ServedVersions, ServedVersions]:
         """Load a version and try it on some requests, on all workers. None ends the trial. Raises as `load` does."""
         self._check_store(name)

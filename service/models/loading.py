@@ -57,21 +57,29 @@ OpenEngine = Callable[[Bundle, Device, str | None, int, Precision], Engine]
 Files = dict[Path, Signature | None]
 
 
-@dataclass(frozen=True)
 class EngineSource:
     """How versions get their engines. Tests and the router bring their own.
 
-    calls      engine calls of one version at once
-    awaits     the folder of a version → what it waits for before it can be opened, or None
-    layout     the folder of a version → into how many shards it is cut now; None if it is not cut, or a shard is missing
-    layout_of  an engine → how many shards it asks, or None. If `layout` becomes another number, the version is opened anew
+    open   opens the engine of a bundle
+    calls  engine calls of one version at once
     """
 
-    open: OpenEngine = open_engine
-    calls: int = 1
-    awaits: Callable[[Path], str | None] = lambda path: None
-    layout: Callable[[Path], int | None] = lambda path: None
-    layout_of: Callable[[Engine], int | None] = lambda engine: None
+    calls = 1
+
+    def __init__(self, open: OpenEngine = open_engine) -> None:
+        self.open = open
+
+    def awaits(self, path: Path) -> str | None:
+        """What the version in a folder waits for before it can be opened; None: nothing."""
+        return None
+
+    def layout(self, path: Path) -> int | None:
+        """Into how many shards the version in a folder is cut now; None if it is not cut, or a shard is missing."""
+        return None
+
+    def layout_of(self, engine: Engine) -> int | None:
+        """How many shards an engine asks; None: it is no router's. If `layout` becomes another number, the version is opened anew."""
+        return None
 
 
 class LoadFailed(EspalierError):

@@ -42,9 +42,7 @@ def create_router(settings: Settings, config: RouterConfig, transport: Transport
     if transport is None:
         transport = HttpTransport(with_key_of(config, settings), settings.client_certificates)
     fleet = Fleet(transport, config.shards, config, metrics)
-    engines = ShardedEngines(fleet)
-    source = EngineSource(engines.open, config.calls, engines.awaits, engines.layout, engines.layout_of)
-    app = create_app(settings, source, metrics=metrics)
+    app = create_app(settings, ShardedEngines(fleet), metrics)
     service_lifespan = app.router.lifespan_context
 
     @asynccontextmanager
@@ -61,36 +59,32 @@ def create_router(settings: Settings, config: RouterConfig, transport: Transport
     return app
 
 
-class ShardedEngines:
+class ShardedEngines(EngineSource):
+    """Engines that search the shards of a fleet. The shards' services have devices, engines, threads and a precision of their own."""
+
     def __init__(self, fleet: Fleet) -> None:
-        self._fleet = fleet
+        super().__init__(self._open)
+        self._fleet, self.calls = fleet, fleet.config.calls
 
-    def open(self, bundle: Bundle, device: Device, engine: str | None, threads: int, precision: Precision) -> Pipeline:
-        """An engine that searches shards. device, engine, threads and precision are ignored: the shards' services have their own.
-
-        Raises ShardsMissing, and BundleCorrupt if the bundle is a shard itself.
-        """
+    def _open(self, bundle: Bundle, device: Device, engine: str | None, threads: int, precision: Precision) -> Pipeline:
+        """Raises ShardsMissing, and BundleCorrupt if the bundle is a shard itself."""
         if (shard := bundle.manifest.shard) is not None:
             raise BundleCorrupt(f"{bundle.path}: shard {shard.index} of {shard.count}; a router opens the whole bundle, {shard.of}")
         return Pipeline(bundle, ShardSearch(bundle, self._fleet))
 
     def layout_of(self, engine: Engine) -> int | None:
-        """How many shards an engine searches; None for an engine that was not opened here."""
         trees = engine.tree_search if isinstance(engine, Pipeline) else None
         return trees.count if isinstance(trees, ShardSearch) else None
 
     def awaits(self, path: Path) -> str | None:
-        """What models/<name>/<version>/ waits for before it can be opened; None: nothing."""
         try:
             content = (path / "manifest.json").read_bytes()
-            if parse_manifest(content, str(path)).shard is not None:
-                return None
+            is_shard = parse_manifest(content, str(path)).shard is not None
+            return None if is_shard else self._fleet.awaits(_whole(path, content))
         except (OSError, BundleCorrupt, UnsupportedSchema):
             return None  # opening it reports the error
-        return self._fleet.awaits(_whole(path, content))
 
     def layout(self, path: Path) -> int | None:
-        """Into how many shards models/<name>/<version>/ is cut; None if not all of them are served."""
         try:
             return self._fleet.count_of(_whole(path, (path / "manifest.json").read_bytes()))
         except OSError:

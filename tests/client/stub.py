@@ -7,7 +7,6 @@ import json
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import httpx
@@ -24,7 +23,7 @@ from espalier_client import (
     RequestFailed,
     Retry,
 )
-from tests.http_servers import listening
+from tests.http_servers import Received, answering
 
 Json = dict[str, Any]
 
@@ -270,21 +269,10 @@ def ids(outcomes: Iterable[Answer | RequestFailed]) -> list[str | int]:
 def serving(stub: Handler) -> Iterator[str]:
     """A handler behind a socket; gives its address."""
 
-    class Answering(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+    def answer(received: Received) -> tuple[int, bytes]:
+        request = httpx.Request(received.method, f"{URL}{received.path}", headers=[*received.headers.items()], content=received.body)
+        response = stub(request)
+        return response.status_code, response.content
 
-        def answer(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            response = stub(httpx.Request(self.command, f"{URL}{self.path}", headers=list(self.headers.items()), content=body))
-            self.send_response(response.status_code)
-            self.send_header("Content-Length", str(len(response.content)))
-            self.end_headers()
-            self.wfile.write(response.content)
-
-        do_DELETE = do_GET = do_POST = do_PUT = answer
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    with listening(ThreadingHTTPServer(("127.0.0.1", 0), Answering)) as address:
+    with answering(answer) as address:
         yield address

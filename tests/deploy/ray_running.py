@@ -22,6 +22,7 @@ import yaml
 
 from benchmarks.service.serving import free_port
 from loadtest.loops import closed_loop, request_bytes
+from tests.process_trees import command_line, descendants
 
 ROOT = Path(__file__).parents[2]
 LOCAL = {
@@ -72,7 +73,7 @@ class RayServing:
         started = re.compile(rf"deployment='{re.escape(deployment)}', .*started successfully.*\(PID: (\d+)\)")
         logs = self.log.parent.glob("ray/session_[0-9]*/logs/serve/controller_*.log")
         found = {int(pid) for log in logs for pid in started.findall(log.read_text(errors="replace"))}
-        return sorted(pid for pid in found.intersection(_descendants(self.process.pid)) if b"ServeReplica" in _command_line(pid))
+        return sorted(pid for pid in found.intersection(descendants(self.process.pid)) if b"ServeReplica" in command_line(pid))
 
     def tail(self, lines: int = 40) -> str:
         """The end of the log."""
@@ -149,36 +150,13 @@ def ray_serving(command: Sequence[str], arguments: Mapping[str, Any]) -> Iterato
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """End Ray, and what it may leave."""
-    started = _descendants(process.pid)
+    started = descendants(process.pid)
     process.terminate()
     with suppress(subprocess.TimeoutExpired):
         process.wait(20)
     for pid in started:
-        if b"ray" in _command_line(pid):
+        if b"ray" in command_line(pid):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
     process.kill()
     process.wait()
-
-
-def _descendants(pid: int) -> list[int]:
-    """Process ids of all that a process has started, and what these have."""
-    parents: dict[int, list[int]] = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            with suppress(OSError):
-                parent = int(Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[1])
-                parents.setdefault(parent, []).append(int(entry))
-    found, left = [], [pid]
-    while left:
-        children = parents.get(left.pop(), [])
-        found += children
-        left += children
-    return found
-
-
-def _command_line(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return b""

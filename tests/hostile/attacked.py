@@ -9,39 +9,35 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
-import subprocess
-import sys
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.service.serving import free_port, request
-from tests import ROOT
+from benchmarks.service.serving import Process, settings
+from tests.process_trees import descendants, workers_of
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
+READY_S, END_S = 120, 5
 
 
-@dataclass
-class Attacked:
-    """A running service; `log` is what it wrote."""
+class Attacked(Process):
+    """A service that is made to be attacked; `log` is what it wrote."""
 
-    process: subprocess.Popen[bytes]
-    port: int
-    log: Path
-
-    def alive(self) -> bool:
-        return self.process.poll() is None
+    def __init__(self, models: Path, log: Path, environment: Mapping[str, str], workers: int) -> None:
+        super().__init__(["service", "--workers", str(workers)], settings(models) | dict(environment), log)
+        self.log = log
 
     def processes(self) -> list[int]:
         """The service and what it started."""
-        found = [self.process.pid]
-        for pid in found:
-            with contextlib.suppress(OSError):
-                for task in Path(f"/proc/{pid}/task").iterdir():
-                    found += [int(child) for child in (task / "children").read_text().split()]
-        return found
+        return [self.pid, *descendants(self.pid)]
+
+    def workers(self) -> list[int]:
+        return workers_of(self.pid)  # the others too while one ends
+
+    def exit_code(self, within_s: float) -> int:
+        """Wait until it has ended."""
+        assert self._process is not None
+        return self._process.wait(within_s)
 
     def rss_mb(self) -> float:
         """Resident megabytes of all its processes; what they share counts for each."""
@@ -76,54 +72,23 @@ class Attacked:
     def log_kb(self) -> float:
         return self.log.stat().st_size / 1e3
 
-    def kill(self) -> None:
-        """End it at once, with what it started."""
-        for pid in self.processes():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, 9)
-
 
 @contextmanager
 def attacked(
-    models: Path,
-    log: Path,
-    environment: Mapping[str, str],
-    workers: int = 1,
-    descriptors: int | None = None,
-    inside: Sequence[str] = (),
-    timeout_s: float = 120,
+    models: Path, log: Path, environment: Mapping[str, str], workers: int = 1, descriptors: int | None = None
 ) -> Iterator[Attacked]:
     """A service that is ready, on a free port of this machine, and ended afterwards.
 
     descriptors  most that each of its processes may have
-    inside       a command that becomes the service's, which follows as its arguments
     Raises RuntimeError where it does not become ready.
     """
-    port = free_port()
-    with log.open("wb") as written:
-        process = subprocess.Popen(
-            [*inside, sys.executable, "-m", "service", "--port", str(port), "--workers", str(workers)],
-            cwd=ROOT,
-            env={**os.environ, "ESPALIER_MODELS": str(models), "ESPALIER_DEVICE": "cpu", "ESPALIER_LOG_LEVEL": "WARNING", **environment},
-            stdout=written,
-            stderr=written,
-        )
-    service = Attacked(process, port, log)
+    service = Attacked(models, log, environment, workers)
+    service.start()
     try:
         if descriptors is not None:  # before it has started a worker, which inherits it
-            resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (descriptors, descriptors))
-        Path(f"/proc/{process.pid}/oom_score_adj").write_text("1000")  # where memory ends all the same, this process goes first
-        give_up = time.monotonic() + timeout_s
-        while request(port, "GET", "/readyz", timeout_s=10)[0] != 200:
-            if not service.alive() or time.monotonic() > give_up:
-                raise RuntimeError(f"the service did not become ready: {log.read_text()[-2000:]}")
-            time.sleep(0.05)
+            resource.prlimit(service.pid, resource.RLIMIT_NOFILE, (descriptors, descriptors))
+        Path(f"/proc/{service.pid}/oom_score_adj").write_text("1000")  # where memory ends all the same, this process goes first
+        service.wait_until_ready(READY_S)
         yield service
     finally:
-        if service.alive():
-            process.terminate()
-            try:
-                process.wait(5)
-            except subprocess.TimeoutExpired:
-                service.kill()
-        process.wait()
+        service.end(END_S)

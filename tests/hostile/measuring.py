@@ -77,7 +77,7 @@ def measure(attack: Attack, service: Attacked, target: Target) -> Row:
         target.close()
         after = settled(service, lambda: service.rss_mb() <= AFTER * before and service.descriptors() <= fds + LEFT, SETTLE_S)
         left = service.descriptors()
-    died = not service.alive()
+    died = not service.is_alive()
     unanswered = Liveness(TIMEOUT_S * 1e3, TIMEOUT_S * 1e3, 1, 1, 0)
     found = unanswered if died or not liveness else liveness[0]
     outcome = seen[0] if seen else Seen(False, "the attack did not end")
@@ -136,7 +136,7 @@ def warm_up(target: Target) -> None:
 def settled(service: Attacked, done: Callable[[], bool], within_s: float) -> float:
     """The service's memory once `done`, or when the time is over."""
     give_up = time.monotonic() + within_s
-    while time.monotonic() < give_up and not done() and service.alive():
+    while time.monotonic() < give_up and not done() and service.is_alive():
         time.sleep(0.05)
     return service.rss_mb()
 
@@ -159,8 +159,8 @@ def _attack(attack: Attack, service: Attacked, target: Target, seen: list[Seen])
         attacker.join(0.02)
         rss_mb, lasted_s = service.rss_mb(), time.monotonic() - began
         peak = max(peak, rss_mb)
-        if not stopped and (rss_mb > GUARD_MB or lasted_s > ATTACK_S or not service.alive()):
-            stopped = f"{rss_mb:.0f} MB" if rss_mb > GUARD_MB else "the service died" if not service.alive() else f"{lasted_s:.0f} s"
+        if not stopped and (rss_mb > GUARD_MB or lasted_s > ATTACK_S or not service.is_alive()):
+            stopped = f"{rss_mb:.0f} MB" if rss_mb > GUARD_MB else "the service died" if not service.is_alive() else f"{lasted_s:.0f} s"
             target.stop.set()
         if rss_mb > 2 * GUARD_MB:
             service.kill()

@@ -107,9 +107,9 @@ def test_a_service_under_attack_stops_when_it_is_told(large: Path, tmp_path: Pat
         target.connect_many(50)
         target.send_many(10, post(target.largest()), receive_buffer=4096)
         target.send_many(3, post((target.largest() + b"\n") * 10, "/retrieve/stream", "application/x-ndjson"), receive_buffer=4096)
-        service.process.send_signal(signal.SIGTERM)
+        os.kill(service.pid, signal.SIGTERM)
         try:
-            assert service.process.wait(30) in (0, 1)
+            assert service.exit_code(30) in (0, 1)
         finally:
             target.close()
 
@@ -134,18 +134,8 @@ def temporary(large: Path, tmp_path: Path) -> Iterator[tuple[Attacked, Path]]:
         folder = stack.enter_context(small_disk(tmp_path / "temporary", "32m"))
         environment = LIMITS.environment() | {"TMPDIR": str(folder)}
         service = stack.enter_context(attacked(large, tmp_path / "log", environment, workers=2))
-        until(lambda: len(workers(service)) == 2, "both run")
+        until(lambda: len(service.workers()) == 2, "both run")
         yield service, folder
-
-
-def workers(service: Attacked) -> set[int]:
-    """The processes that serve."""
-    found = set()
-    for pid in service.processes()[1:]:
-        with suppress(OSError):
-            if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                found.add(pid)
-    return found
 
 
 def every_status(target: Target) -> list[int]:
@@ -166,28 +156,27 @@ def every_status(target: Target) -> list[int]:
 def test_a_worker_that_dies_while_the_temporary_folder_is_full_takes_no_other_along(temporary: tuple[Attacked, Path]) -> None:
     service, folder = temporary
     target = books(service.port)
-    first, second = sorted(workers(service))
+    first, second = sorted(service.workers())
     with full(folder):
         os.kill(first, signal.SIGKILL)
-        until(lambda: first not in workers(service), "it is gone")
+        until(lambda: first not in service.workers(), "it is gone")
         started: set[int] = set()
 
         def tried_again() -> bool:
             nonlocal started
-            started |= workers(service) - {second}
-            return len(started) >= 4 or not service.alive()
+            started |= set(service.workers()) - {second}
+            return len(started) >= 4 or not service.is_alive()
 
         with suppress(AssertionError):  # where a replacement lives, no other one is started
             until(tried_again, "replacements begin and end")
-        assert service.alive()
-        assert second in workers(service)
+        assert service.is_alive()
+        assert second in service.workers()
         assert ask(target, post(target.retrieval())).status == 200
-    until(lambda: len(workers(service)) == 2, "another one takes its place")
+    until(lambda: len(service.workers()) == 2, "another one takes its place")
     assert ask(target, post(target.retrieval())).status == 200
 
 
-def test_a_log_that_cannot_be_written_stops_nothing(large: Path, tmp_path: Path) -> None:
+def test_a_log_that_cannot_be_written_stops_nothing(large: Path) -> None:
     settings = LIMITS.environment() | {"ESPALIER_LOG_LEVEL": "INFO", "ESPALIER_LOG_REQUESTS": "all"}
-    inside = ["sh", "-c", 'exec "$0" "$@" >/dev/full 2>&1']
-    with attacked(large, tmp_path / "log", settings, workers=2, inside=inside) as service:
+    with attacked(large, Path("/dev/full"), settings, workers=2) as service:
         assert set(every_status(books(service.port))) == {200, 404, 413, 415, 422}

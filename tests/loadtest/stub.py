@@ -6,11 +6,10 @@ import itertools
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import NamedTuple
 
 from loadtest.target import Json, Target
-from tests.http_servers import listening
+from tests.http_servers import Received, answering
 
 
 class Request(NamedTuple):
@@ -28,39 +27,21 @@ class Request(NamedTuple):
         return found
 
 
-class Server(ThreadingHTTPServer):
-    daemon_threads, request_queue_size = True, 128
-
-
 @contextmanager
 def stub(answer: Callable[[Request], tuple[int, object] | None]) -> Iterator[Target]:
     """A server that answers with this status and this document (text as it is); None closes the connection instead."""
     numbers = itertools.count()
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version, disable_nagle_algorithm = "HTTP/1.1", True
+    def as_bytes(received: Received) -> tuple[int, bytes] | None:
+        authorization = received.headers.get("Authorization", "")
+        answered = answer(Request(next(numbers), received.method, received.path, authorization, received.body))
+        if answered is None:
+            return None
+        status, document = answered
+        return status, (document if isinstance(document, str) else json.dumps(document)).encode()
 
-        def do_GET(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            found = answer(Request(next(numbers), self.command, self.path, self.headers.get("Authorization", ""), body))
-            if found is None:
-                self.close_connection = True
-                return
-            status, document = found
-            content = (document if isinstance(document, str) else json.dumps(document)).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        do_POST = do_PUT = do_GET
-
-        def log_message(self, format: str, *arguments: object) -> None:
-            """Nothing."""
-
-    server = Server(("127.0.0.1", 0), Handler)
-    with listening(server):
-        yield Target("127.0.0.1", server.server_address[1])
+    with answering(as_bytes) as address:
+        yield Target("127.0.0.1", int(address.rpartition(":")[2]))
 
 
 MODEL: Json = {"name": "books", "version": 1, "state": "ready", "query": {"kind": "history"}, "tree": {"items": 10}}

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 from tests import ROOT
+from tests.process_trees import workers_of
 from tests.waiting import until
 
 KEY = "an-admin-key-of-a-test"
@@ -89,9 +90,7 @@ class Service:
         return float(found[0].rpartition(" ")[2]) if found else 0.0
 
     def workers(self) -> list[int]:
-        pid = self.process.pid
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        return [int(child) for child in children if b"spawn_main" in _command_of(child)]
+        return workers_of(self.process.pid)
 
     def replace_workers(self) -> None:
         """Kill each worker in turn, and wait until another one has taken its place."""
@@ -106,14 +105,6 @@ class Service:
 
     def _has_started(self, times: int) -> bool:
         return self._started() == times
-
-
-def _command_of(pid: str) -> bytes:
-    """Empty if the process has ended."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except (FileNotFoundError, ProcessLookupError):
-        return b""
 
 
 @contextmanager

@@ -9,7 +9,6 @@ import re
 import shutil
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import orjson
 import pytest
 
 from service.watch.logs import BURST, JsonFormatter
-from tests.http_servers import listening
+from tests.http_servers import Received, answering
 from tests.service.conversation import Conversation
 from tests.service.models.registry import add_version
 from tests.service.own_time import pass_time, settled
@@ -177,34 +176,23 @@ def test_which_requests_are_logged_is_a_setting(models: Path, caplog: pytest.Log
     assert "RuntimeError: no" in failure["exception"]
 
 
-class Collector(HTTPServer):
-    """Takes OTLP exports and keeps their bodies."""
-
-    def __init__(self) -> None:
-        self.bodies: list[bytes] = []
-        collector = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                collector.bodies.append(self.rfile.read(int(self.headers["content-length"])))
-                self.send_response(200)
-                self.send_header("content-length", "0")
-                self.end_headers()
-
-            def log_message(self, *_: Any) -> None: ...
-
-        super().__init__(("127.0.0.1", 0), Handler)
-
-
 def test_spans_reach_a_collector_within_the_callers_trace(models: Path) -> None:
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
     trace, parent = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
-    collector = Collector()
-    with listening(collector) as address, run(models, otlp_endpoint=f"{address}/v1/traces") as running:  # its end sends what is left
+    bodies: list[bytes] = []
+
+    def collect(received: Received) -> tuple[int, bytes]:
+        bodies.append(received.body)
+        return 200, b""
+
+    with (
+        answering(collect, keep_alive=False) as address,
+        run(models, otlp_endpoint=f"{address}/v1/traces") as running,
+    ):  # its end sends what is left
         body = {"model": "books", "queries": [COLD]}
         running.client.post("/retrieve", json=body, headers={"traceparent": f"00-{trace}-{parent}-01"})
-    exported = [ExportTraceServiceRequest.FromString(body) for body in collector.bodies]
+    exported = [ExportTraceServiceRequest.FromString(body) for body in bodies]
     spans = {
         span.name: span for batch in exported for resource in batch.resource_spans for scope in resource.scope_spans for span in scope.spans
     }

@@ -21,6 +21,7 @@ from espalier.live.journal_file import FILE
 from espalier.live.journal_upkeep import OnDisk, compact, leave_out
 from espalier.live.operations import ItemBody, Operation
 from service.errors import NotWritable
+from service.http.live_routes import change_json
 from service.live import live_version, notices
 from service.live.catalogue import LiveCatalogue
 from service.live.following import Following, copy
@@ -29,7 +30,7 @@ from tests.espalier.live.journals import appended, put
 from tests.http_servers import reserved_port
 from tests.service.live_running import ADMIN, ByTitle, Live, live_service, models
 from tests.service.running import counted
-from tests.service.writers import RealWriter, Writer, change_of, serving
+from tests.service.writers import RealWriter, Writer, serving
 from tests.waiting import until
 
 __all__ = ["models"]
@@ -105,7 +106,7 @@ def ids(copies: JournalCopies) -> list[str]:
 
 
 def test_a_change_is_the_operation_that_it_was() -> None:
-    assert operation_of(json.loads(json.dumps(change_of(FULL)))) == FULL
+    assert operation_of(json.loads(json.dumps(change_json(FULL)))) == FULL
 
 
 def test_operations_are_copied_under_their_numbers_as_they_come(tmp_path: Path, writer: Writer, copies: JournalCopies) -> None:

@@ -170,7 +170,7 @@ def test_a_file_is_read_again_when_it_changes_and_what_is_wrong_changes_nothing(
     clock.s += LOOK_S
     with caplog.at_level(logging.INFO), pytest.raises(Unauthorized):
         keys.check("retrieve", bearer(SHOP))
-    assert "3 keys" in caplog.text
+    assert f"keys have changed: {file}" in caplog.text
     caplog.clear()
     for wrong in (lambda: file.write_text("[[keys]"), file.unlink):
         wrong()
@@ -277,7 +277,7 @@ def test_keys_over_http(versions: Path, file: Path, monkeypatch: pytest.MonkeyPa
         assert running.client.get("/models", headers={"Authorization": f"Bearer {ADMIN}"}).json()["keys"] == ["admin", "retrieve"]
         file.write_text(FILE.replace('"books", ', "").replace("rate = 2\nburst = 3\n", ""))
         keys = running.app.state.service.keys
-        keys._watched._next_look = 0.0
+        keys._file_keys._watched._next_look = 0.0
         refused = asked(running, PARTNER)
         assert refused.status_code == 403
         assert refused.json()["detail"] == 'This key may not use the model "books".'
@@ -294,7 +294,7 @@ def test_keys_over_http(versions: Path, file: Path, monkeypatch: pytest.MonkeyPa
         assert (stream.status_code, stream.json()["status"]) == (200, 403)
         assert 'espalier_auth_failures_total{reason="model",role="retrieve"} 4.0' in running.client.get("/metrics").text
         file.write_text(FILE.replace("rate = 2\nburst = 3", "rate = 0.01\nburst = 2"))
-        keys._watched._next_look = 0.0
+        keys._file_keys._watched._next_look = 0.0
         lines = running.client.post(
             "/retrieve/stream",
             content='{"queries": [{"history": []}]}\n' * 4,
@@ -381,7 +381,7 @@ def test_a_key_that_is_no_longer_valid_ends_its_request_of_lines(
             talk.say(line)
             assert {"results", "outcome"} & (await anext(answers)).keys()
         file.write_text(rest + "\n".join(lines.values()))
-        keys._watched._next_look = 0.0
+        keys._file_keys._watched._next_look = 0.0
         talk.say(line, line)
         assert [answer["status"] async for answer in answers] == [status]
         await talk.leave()
@@ -406,7 +406,7 @@ def test_a_stream_has_the_limits_that_its_key_has_now_and_digests_are_compared_o
         assert [(await anext(answers)).get("status", 200) for _ in range(5)] == [200] * 5
         assert check.call_count == 1
         file.write_text(FILE.replace(f'key = "{SHOP}"', f'key = "{SHOP}"\nrate = 0.01'))
-        keys._watched._next_look = 0.0
+        keys._file_keys._watched._next_look = 0.0
         talk.say(*[line] * 3, more=False)
         assert [answer.get("status", 200) async for answer in answers] == [200, 429, 429]
         assert check.call_count == 2

@@ -20,7 +20,7 @@ from espalier.items import Items
 from espalier.label_counts import LabelCounts
 from espalier.live.journal import Journal
 from espalier.live.journal_upkeep import erase_user
-from espalier.live.operations import ItemBody, Operation
+from espalier.live.operations import ItemBody
 from espalier.placement.parents import Parents
 from espalier.placement.placer import Candidates
 from service.entity_tags import Condition
@@ -562,31 +562,6 @@ def test_an_erasure_reaches_the_queries_that_a_running_service_keeps_in_memory(m
         assert len(live.admin("GET", "samples")["queries"]) == 1  # writes and other looks drop nothing
     with live_service(models, monkeypatch) as live:
         assert live.version().live.recent.next() == ("new", (["item-2"],))
-
-
-@pytest.mark.parametrize("seen", ["with the message", "before the message"])
-def test_a_message_of_another_worker_neither_delays_an_erasure_nor_undoes_it(
-    models: Path, monkeypatch: pytest.MonkeyPatch, seen: str
-) -> None:
-    with live_service(models, monkeypatch) as live:
-        live.put("new", events=(["item-1"], ["item-2"]), users=("u1", "u2"))
-        thread, journal = live.catalogue.thread, Journal(models / "books" / "live.db")
-        monkeypatch.setattr(thread, "look", lambda: None)
-        with journal.writing() as transaction:
-            body = ItemBody(events=(["item-5"], ["item-6"]), users=("u1", "u2"))
-            version = live.version().live.fingerprint
-            transaction.append(Operation(0, "late", "put", body, at=1.0), {version: journal.placements(version, [1])[1]})
-        messages = [[transaction.message.to_bytes()]]
-        erase_user(journal, "u1")
-        if seen == "before the message":  # it looks at the journal just before the commit, and at the erasures after both
-            messages.insert(0, [])
-            ends, last_sequence = iter([1]), thread.journal.last_sequence
-            monkeypatch.setattr(thread.journal, "last_sequence", lambda: next(ends, None) or last_sequence())
-        for new in messages:
-            monkeypatch.setattr(thread._notices, "take_messages", lambda _, new=new: new)
-            thread.call(thread._catch_up)
-        recent = live.version().live.recent
-        assert dict(filter(None, (recent.next() for _ in range(4)))) == {"new": (["item-2"],), "late": (["item-6"],)}
 
 
 def test_live_leaves_count_in_the_limit_of_explained_nodes(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,42 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
-from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Protocol
+from contextlib import AbstractContextManager
+from typing import Protocol
 from urllib.parse import parse_qs, urlsplit
 
 import httpx
 
 from espalier.live.operations import ItemBody, Operation
-from tests.http_servers import listening
+from service.http.live_routes import change_json
+from tests.http_servers import answering
 from tests.service.running import Running
 
 
 class Answers(Protocol):
     def answer(self, path: str, key: str | None) -> tuple[int, bytes]: ...
-
-
-def written(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
-
-
-def change_of(operation: Operation) -> dict[str, Any]:
-    body = operation.body
-    change: dict[str, Any] = {"sequence": operation.sequence, "id": operation.id, "kind": operation.kind, "at": written(operation.at)}
-    for name in ("fields", "text", "like", "events", "users"):
-        if getattr(body, name):
-            change[name] = getattr(body, name)
-    if body.valid_until is not None:
-        change["valid_until"] = written(body.valid_until)
-    if body.evidence_from is not None:
-        sequence, at = body.evidence_from
-        change["evidence_from"] = {"sequence": sequence, "at": written(at)}
-    if operation.source_version is not None:
-        change["source_version"] = operation.source_version
-    return change
 
 
 class Writer:
@@ -60,7 +38,7 @@ class Writer:
         new = [operation for operation in self.operations if operation.sequence > after][:2]
         end = max((operation.sequence for operation in self.operations), default=0)
         end = end if self.sequence is None else self.sequence
-        page = {"changes": list(map(change_of, new)), "sequence": end, "dropped": self.dropped, "journal": self.identity}
+        page = {"changes": list(map(change_json, new)), "sequence": end, "dropped": self.dropped, "journal": self.identity}
         return 200, json.dumps(page).encode()
 
     def put(self, *ids: str) -> None:
@@ -84,20 +62,6 @@ class RealWriter:
         return answer.status_code, answer.content
 
 
-@contextmanager
-def serving(writer: Answers, port: int = 0) -> Iterator[str]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            status, body = writer.answer(self.path, self.headers.get("Authorization"))
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-    server.daemon_threads = False  # closing waits for requests under way
-    with listening(server) as address:
-        yield address
+def serving(writer: Answers, port: int = 0) -> AbstractContextManager[str]:
+    """A writer's address. At the end the requests under way are answered."""
+    return answering(lambda received: writer.answer(received.path, received.headers.get("Authorization")), port, keep_alive=False)

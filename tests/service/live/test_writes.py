@@ -28,7 +28,7 @@ from service.live.compaction import Compaction
 from service.live.group import Write
 from service.live.journal_thread import TOGETHER, JournalThread
 from service.live.live_version import LiveVersion
-from service.live.notices import MAX_MESSAGES, Notices
+from service.live.notices import Notices
 from tests.espalier.live.journals import put
 from tests.service.live_running import Live, Nearest, add_version, live_service, models
 from tests.waiting import until
@@ -219,86 +219,24 @@ def test_no_write_is_taken_that_comes_behind_the_end(tmp_path: Path) -> None:
     assert write.outcome.done()
 
 
-# -- what other workers say that they have committed --------------------------------------------------------------------
+# -- what other workers have committed ------------------------------------------------------------------------------------
 
 
-def written(journal: Journal, *items: str) -> bytes:
-    """What a writer of another process says that it has committed."""
-    with journal.writing() as transaction:
-        for item in items:
-            transaction.append(put(item))
-    return transaction.message.to_bytes()
-
-
-@pytest.fixture
-def follows(tmp_path: Path) -> Iterator[tuple[JournalThread, Journal, Notices]]:
-    """A thread that serves no version, a journal that others write, and what that thread is told."""
-    notices, others = Notices(), Journal(tmp_path / "live.db")
-    thread = JournalThread("books", Journal(others.file), notices, 10, lambda: None, lambda _: None)
-    notices.subscribe("books", thread.look)
-    yield thread, others, notices
-    thread.stop()
-    others.close()
-
-
-def test_what_was_told_is_applied_without_reading_the_journal(
-    follows: tuple[JournalThread, Journal, Notices], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    thread, others, notices = follows
-    first, second = written(others, "one"), written(others, "two", "three")
-    with monkeypatch.context() as unread:
-        unread.setattr(Journal, "since", lambda *_: pytest.fail("it is told"))
-        notices._look("books", first)
-        notices._look("books", second)
-        until(lambda: thread.applied == 3)
-        notices._look("books", first)
-        thread.call(lambda: None)
-
-
-def test_what_was_known_already_says_nothing_of_what_came_after_it(follows: tuple[JournalThread, Journal, Notices]) -> None:
-    thread, others, notices = follows
-    first = written(others, "one")
-    notices._look("books", first)
-    until(lambda: thread.applied == 1)
-    written(others, "two")  # of which no message came
-    notices._look("books", first)
-    until(lambda: thread.applied == 2)
-
-
-def test_a_worker_that_could_not_write_sees_by_others_commits_that_it_can(follows: tuple[JournalThread, Journal, Notices]) -> None:
-    thread, others, notices = follows
-    for item, is_told in (("one", True), ("two", False)):
+def test_a_worker_that_could_not_write_sees_by_others_commits_that_it_can(tmp_path: Path) -> None:
+    others = Journal(tmp_path / "live.db")
+    thread = JournalThread("books", Journal(others.file), Notices(), 10, lambda: None, lambda _: None)
+    for item in ("one", "two"):
         thread.call(lambda: thread._remark("books/live.db: no room"))
         thread.look()
         thread.call(lambda: None)
         assert thread.reason == "books/live.db: no room"
-        message = written(others, item)
-        notices._look("books", message if is_told else b"")
+        with others.writing() as transaction:
+            transaction.append(put(item))
+        thread.look()
         until(lambda: thread.reason is None)
-
-
-@pytest.mark.parametrize("told", [[0, 2], [1, 2], [2], [0, None], [0, b"?"], [0, b"[]", 1]], ids=str)
-def test_the_journal_is_read_where_not_all_was_told(follows: tuple[JournalThread, Journal, Notices], told: list[Any]) -> None:
-    thread, others, notices = follows
-    messages = [written(others, item) for item in ("one", "two", "three")]
-    notices._messages["books"] = [messages[one] if isinstance(one, int) else one or b"" for one in told]
-    thread.look()
-    until(lambda: thread.applied == (2 if told[-1] == 1 else 3))
-
-
-def test_of_many_commits_that_nobody_took_the_journal_is_read(follows: tuple[JournalThread, Journal, Notices]) -> None:
-    thread, others, notices = follows
-    release = threading.Event()
-
-    def wait() -> None:
-        release.wait()
-
-    thread._enqueue(wait)
-    for number in range(3 * MAX_MESSAGES):
-        notices._look("books", written(others, f"item-{number}"))
-    assert len(notices._messages["books"]) <= MAX_MESSAGES
-    release.set()
-    until(lambda: thread.applied == 3 * MAX_MESSAGES)
+    assert thread.applied == 2
+    thread.stop()
+    others.close()
 
 
 # -- a process that holds the journal's lock and does nothing, or a disk that does not answer, holds up no request for ever

@@ -27,7 +27,7 @@ def test_load_default_unload(models: Path) -> None:
         registry = running.registry
         running.run(registry.changes.load("books", 1))  # it serves, and is not pinned by that
         assert not (models / "books" / "serving.json").exists()
-        running.run(registry.changes.set_default("books", 1))
+        running.run(registry.changes.load("books", 1, default=True))
         assert DesiredState(models / "books").read(Serving) == Serving(generation=1, versions=(1,), default=1)
         with pytest.raises(Conflict, match="is the default"):
             running.run(registry.changes.unload("books", 1))
@@ -36,9 +36,9 @@ def test_load_default_unload(models: Path) -> None:
         assert (running.served(), running.served(2)) == (1, 2)
         assert json.loads((models / "books" / "serving.json").read_text()) == {"generation": 2, "versions": [1, 2], "default": 1}
         running.run(registry.changes.load("books", 2))  # nothing to do
-        running.run(registry.changes.set_default("books", 2))
+        running.run(registry.changes.load("books", 2, default=True))
         assert (running.served(), running.served(1)) == (2, 1)
-        running.run(registry.changes.set_default("books", 1))  # back at once: nothing is loaded
+        running.run(registry.changes.load("books", 1, default=True))  # back at once: nothing is loaded
         assert running.served() == 1
         assert running.opened == [1, 2]
         with pytest.raises(Conflict, match="is the default"):
@@ -78,10 +78,10 @@ def test_a_change_that_is_taken_back_brings_no_other_version(models: Path) -> No
         with pytest.raises(Conflict):
             running.run(running.registry.changes.load("books", 3))
         assert running.served() == 1
-        running.run(running.registry.changes.set_default("books", 1))
+        running.run(running.registry.changes.load("books", 1, default=True))
         add_version(models, 4, damaged=True)
         with pytest.raises(Conflict):
-            running.run(running.registry.changes.set_default("books", 4))
+            running.run(running.registry.changes.load("books", 4, default=True))
         assert DesiredState(models / "books").read(Serving) == Serving(generation=3, versions=(1,), default=1)
         until(lambda: running.states() == {1: "ready", 2: "available", 3: "failed", 4: "failed"}, "the versions are so")
 
@@ -89,7 +89,7 @@ def test_a_change_that_is_taken_back_brings_no_other_version(models: Path) -> No
 async def test_one_change_waits_for_no_other(changing: Running, held: Held) -> None:
     loading = await held.begun(changing.registry.changes.load("books", 2))
     with pytest.raises(Conflict, match="under way"):
-        await changing.registry.changes.set_default("books", 1)
+        await changing.registry.changes.load("books", 1, default=True)
     assert changing.states()[2] == "loading"
     assert changing.registry.not_ready() == []
     held.let_go.set()
@@ -99,7 +99,7 @@ async def test_one_change_waits_for_no_other(changing: Running, held: Held) -> N
 def test_another_default_does_not_wait_for_a_model_that_is_being_loaded(models: Path) -> None:
     async def scenario() -> None:
         loading = await held.begun(running.registry.changes.load("films", 1))
-        await running.registry.changes.set_default("books", 1)
+        await running.registry.changes.load("books", 1, default=True)
         assert running.served() == 1
         held.let_go.set()
         await loading
@@ -173,7 +173,7 @@ def test_a_version_is_taken_apart_once_nobody_holds_it(models: Path) -> None:
     add_version(models, 2)
     with run(models) as running:
         assert running.served() == 2
-        running.run(running.registry.changes.set_default("books", 1))
+        running.run(running.registry.changes.load("books", 1, default=True))
         held = running.registry.choose("books", 2)
         engine = weakref.ref(running.engines.pop(2))
         running.run(running.registry.changes.unload("books", 2))

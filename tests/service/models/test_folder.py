@@ -85,7 +85,7 @@ def wait_for_films(running: Running) -> None:
 def test_a_new_version_is_only_listed_where_the_model_is_pinned_or_not_polled(models: Path, poll_s: float | None, pinned: bool) -> None:
     with run(models, poll_s=poll_s) as running:
         if pinned:
-            running.run(running.registry.changes.set_default("books", 1))
+            running.run(running.registry.changes.load("books", 1, default=True))
         add_version(models, 2)
         until(lambda: running.states() == {1: "ready", 2: "available"}, "the new version is listed")
         if pinned:
@@ -106,7 +106,7 @@ def test_a_bundle_that_is_changed_in_place_stops(models: Path, caplog: pytest.Lo
         with pytest.raises(NotReady):
             running.served()
         assert running.served(2) == 2
-        running.run(running.registry.changes.set_default("books", 2))
+        running.run(running.registry.changes.load("books", 2, default=True))
         assert running.registry.not_ready() == []
     assert "changed in place" in caplog.text
 

@@ -44,7 +44,7 @@ def test_a_version_whose_opening_ended_a_process_waits_until_it_is_asked_for(two
     killed_while_opening(two / "books" / "2")
     with run(two) as running:
         assert "a process ended while it opened the version" in str(running.books.reason)
-        running.run(running.registry.changes.set_default("books", 2))
+        running.run(running.registry.changes.load("books", 2, default=True))
         assert (running.served(), running.books.reason) == (2, None)
     with run(two) as running:
         assert running.served() == 2

@@ -188,7 +188,7 @@ def test_a_models_folder_that_cannot_be_listed_is_said_once(
 def test_a_pin_holds_while_the_folder_is_away(models: Path) -> None:
     add_version(models, 2)
     with run(models, poll_s=0.01) as running:
-        running.run(running.registry.changes.set_default("books", 1))
+        running.run(running.registry.changes.load("books", 1, default=True))
         lost = Lost(models, "the model's folder is unmounted")
         until(lambda: "books/serving.json" in str(running.books.reason), "it is said")
         assert running.served() == 1

@@ -87,7 +87,7 @@ def test_the_way_out_of_a_pinned_version_that_fails_is_another_default(models: P
         assert str(models) not in reason
         assert running.remove("item-0") == []
         assert running.found(1) == [1, 2, 3]
-        running.run(running.registry.changes.set_default("books", 1))
+        running.run(running.registry.changes.load("books", 1, default=True))
         assert running.served() == 1
         assert running.registry.not_ready() == []
 

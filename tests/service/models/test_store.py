@@ -208,7 +208,7 @@ def test_a_download_lists_a_store_that_answers_slowly_no_oftener_than_it_should(
 
 def test_an_admin_of_one_host_cannot_leave_the_store(following: Running) -> None:
     changes = following.registry.changes
-    for change in (changes.load, changes.set_default, changes.unload):
+    for change in (changes.load, changes.unload):
         with pytest.raises(Conflict, match="set-default --store URL --model books --version N"):
             following.run(change("books", 1))
 

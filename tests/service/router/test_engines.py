@@ -30,9 +30,9 @@ from espalier.manifest import Ranking
 from espalier.masks.eligibility import bundle_alone, forest_mask
 from espalier.queries import HistoryKind, QueryBatch
 from espalier.search import NO_ITEM, SearchParams, SearchResult
-from service.router.app import ShardedEngines
 from service.router.config import RouterConfig
 from service.router.fleet import Fleet
+from service.router.shard_search import ShardSearch
 from service.watch.metrics import Metrics
 from tests.espalier.second_stages import with_stacking, with_tail
 from tests.service.router.cluster import PATIENCE_S, LocalTransport, serve_shards
@@ -54,7 +54,7 @@ def sharded(whole: Bundle, folder: Path, count: int, **settings: Any) -> Iterato
     fleet.start()
     try:
         assert fleet.wait_until_polled(PATIENCE_S)
-        yield ShardedEngines(fleet).open(whole, "auto", None, 1, "float32")
+        yield Pipeline(whole, ShardSearch(whole, fleet))
     finally:
         fleet.close()
         asyncio.run(registry.drain(1.0))

@@ -185,7 +185,7 @@ async def test_reading_certificates_takes_no_time_from_a_connection() -> None:
 
     with reserved_port() as port:
         address = f"https://127.0.0.1:{port}"
-        transport = HttpTransport(RouterConfig(shards=(address,), connect_timeout_s=20), Certificates([], read_slowly))
+        transport = HttpTransport(RouterConfig(shards=(address,), connect_timeout_s=20), Certificates([], read_slowly, "certificates"))
         with pytest.raises(ReplicaFailed) as failed:
             await transport.served_shards(address, 60)
     assert failed.value.reason == "connection"  # nobody listens there
