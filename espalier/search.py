@@ -109,6 +109,13 @@ class SearchParams:
         mask_B = None if mask is None else (mask,) * batch
         return SearchParams(np.full(batch, beam_size, np.int64), np.full(batch, m, np.int64), exclude_BE, trace, mask_B)
 
+    @property
+    def largest_beam(self) -> int:
+        """The most nodes that a query keeps on a level; a beam of all eligible items keeps no more."""
+        mask_B = self.mask_B or (None,) * len(self.beam_size_B)
+        kept = (beam if mask is None else min(beam, mask.items) for beam, mask in zip(self.beam_size_B.tolist(), mask_B, strict=True))
+        return max(kept, default=1) or 1
+
     def take(self, queries: Int64) -> SearchParams:
         """The parameters of the queries at some positions (int64)."""
         return replace(

@@ -178,15 +178,15 @@ def masks_of(
 def widened_beam(beam_size: int, eligible: int, items: int, most: float) -> int:
     """The beam for a search in which `eligible` of `items` items pass the filter.
 
-    √(items / eligible) times `beam_size`, at most `most` times, and at most `eligible`.
+    √(items / eligible) times `beam_size`, at most `most` times, and no wider than `eligible`. It never is smaller than `beam_size`: before
+    the search, more items may come that pass.
 
     The score of an inner node reflects all items below it, eligible or not. So the fewer items pass a filter, the more nodes the beam needs
     to find the best of them. The square root compensates for filters that pass from a half to a thousandth of the items
     (benchmarks/results). A beam of all eligible items prunes none, so it need not be wider.
     """
-    if eligible == 0:
-        return 1
-    return min(round(beam_size * min(max(most, 1.0), math.sqrt(items / eligible))), eligible)
+    widest = round(beam_size * min(max(most, 1.0), math.sqrt(items / max(eligible, 1))))
+    return max(beam_size, min(widest, eligible))
 
 
 class LiveExclusions(NamedTuple):

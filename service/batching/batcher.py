@@ -216,7 +216,7 @@ class Batcher:
         fixed_beam: bool = False,
         key: str = "",
     ) -> RequestPart:
-        beam_size = int(params.beam_size_B.max(initial=1))
+        beam_size = params.largest_beam
         cost_s = share_s = self._cost.of_call([(beam_size, len(queries))])
         if not self.limits.serial:  # other parts use the rest of its calls
             share_s *= len(queries) / self.limits.max_batch
@@ -226,7 +226,7 @@ class Batcher:
         self, queries: QueryBatch, params: SearchParams, deadline: float, loop: asyncio.AbstractEventLoop, fixed_beam: bool
     ) -> Answer | None:
         """The answer if the event loop itself may search for it, else None. Raises EngineFailed."""
-        if len(queries) != 1 or not self._cost.is_short(int(params.beam_size_B[0]), self.limits.inline_s):
+        if len(queries) != 1 or not self._cost.is_short(params.largest_beam, self.limits.inline_s):
             return None
         if params.trace or _query_values(queries, params) > INLINE_VALUES:
             return None

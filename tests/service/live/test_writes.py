@@ -20,6 +20,7 @@ from espalier.live.journal import Journal
 from espalier.live.journal_file import locked
 from espalier.live.operations import ItemBody, Operation
 from espalier.live.state import LiveState
+from espalier.search import SearchResult
 from service.errors import CatalogueFull, NotReady, NotWritable
 from service.live import catalogue as module
 from service.live import group as group_module
@@ -31,6 +32,7 @@ from service.live.live_version import LiveVersion
 from service.live.notices import Notices
 from tests.espalier.live.journals import put
 from tests.service.live_running import Live, Nearest, add_version, live_service, models
+from tests.service.running import document, ids
 from tests.waiting import until
 
 __all__ = ["models"]
@@ -121,6 +123,39 @@ def test_an_item_is_read_while_others_are_applied(live: Live, monkeypatch: pytes
 
     live.running.client.runner.run(write_and_read())
     assert in_time == [True]
+
+
+def test_items_that_come_to_pass_a_filter_before_the_search_are_found_with_a_beam_for_all(
+    live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A beam of 8 for two items that pass, and six more pass when the search begins."""
+    green = ItemBody(fields={"colour": "green"})
+    live.put("item-0", fields=green.fields)
+    live.put("item-1", fields=green.fields)
+    engine = live.version().engine
+    reached, go = threading.Event(), threading.Event()
+    search = engine.search
+
+    def held_up(*rest: Any) -> SearchResult:
+        reached.set()
+        assert go.wait(LIMIT_S)
+        return search(*rest)
+
+    monkeypatch.setattr(engine, "search", held_up)
+    request = {"model": "books", "queries": [{"history": ["item-1"]}], "m": 8, "beam_size": 8, "filter": {"colour": ["green"]}}
+
+    async def ask_and_write() -> dict[str, Any]:
+        asking = asyncio.create_task(live.running.client.http.post("/retrieve", json=request))
+        await asyncio.to_thread(reached.wait, LIMIT_S)
+        for number in range(2, 8):
+            await live.catalogue.write(Put(f"item-{number}", green))
+        go.set()
+        return document(await asking)
+
+    result = live.running.client.runner.run(ask_and_write())["results"][0]
+    assert {*ids(result)} == {f"item-{number}" for number in range(8)}
+    assert result["complete"]
+    assert result["beam_size"] == 2, "what two items need, when the request came"
 
 
 def test_where_a_read_item_hangs_is_what_its_write_said(live: Live) -> None:
