@@ -20,6 +20,8 @@ WORDS, CHARS = 0, 1
 """The units of n-grams."""
 PART_WEIGHT = 0.5
 """How much several words in a row, and characters of a word, weigh in a document; single words weigh 1."""
+UNKNOWN_TIMES = 2
+"""How often the characters of a word that the vocabulary lacks count in a query: nothing else says what the word may mean."""
 # Hashes are stored with models, so none of these numbers may ever change.
 SEED = np.uint64(0xE5BA_11E2_7F1D_F001)
 GOLDEN = np.uint64(0x9E37_79B9_7F4A_7C15)
@@ -160,45 +162,74 @@ def weigh(
     layout: Array,
     table: Array,
     idf: Array,
+    unknown_idf: float,
     saturation: float,
     rows: tuple[Array, Array, Array],
 ) -> int:
     """Write the rows of some texts: indptr, indices, values. Returns the number of entries.
 
-    saturation  0: rows of queries, of length 1; above 0: rows of documents, w · tf / (tf + saturation) · idf^½, not normalised
+    unknown_idf  of a word that the vocabulary lacks, in a query
+    saturation   0: rows of queries, of length 1; above 0: rows of documents, w · tf / (tf + saturation) · idf^½, not normalised
     """
     indptr, indices, values = rows
     words, grams = _room(text_from)
-    features = np.empty(len(grams.hash), np.int32)
+    features = np.empty(UNKNOWN_TIMES * len(grams.hash), np.int32)
+    times_W = np.ones(len(words.hash), np.int64)
     used = 0
     indptr[0] = 0
     for t in range(len(text_from) - 1):
-        begin, blocks = used, 0
+        begin, squares = used, 0.0
         count = _find_words(codes, text_from[t], text_from[t + 1], classes, words)
+        unknown = _find_unknown(codes, count, words, layout, table, grams, times_W) if saturation == 0 else 0
         for k in range(len(layout)):
-            matched = _find_ngrams(codes, count, words, layout[k, 0], layout[k, 1], grams)
-            matched = _find_features(grams, matched, layout[k], table, idf, features)
+            is_word = layout[k, 0] == WORDS and layout[k, 1] == 1
+            found = _find_ngrams(codes, count, words, layout[k, 0], layout[k, 1], grams)
+            matched = _find_features(grams, found, times_W, layout[k], table, idf, features)
             if matched > 0:
-                document_weight = 1.0 if layout[k, 0] == WORDS and layout[k, 1] == 1 else PART_WEIGHT
-                used = _write_block(features[:matched], idf, saturation, document_weight, indices, values, used)
-                blocks += 1
+                weight, unknown_squares = (1.0, unknown * unknown_idf**2) if is_word else (PART_WEIGHT, 0.0)
+                used, square = _write_block(features[:matched], idf, saturation, weight, unknown_squares, indices, values, used)
+                squares += square
         if saturation == 0:
             for e in range(begin, used):
-                values[e] = values[e] / np.sqrt(np.float64(blocks))  # each block has length 1
+                values[e] = values[e] / np.sqrt(squares)
+        times_W[:count] = 1
         indptr[t + 1] = used
     return used
 
 
 @compiled()
-def _find_features(grams: Grams, count: int, block: Array, table: Array, idf: Array, features: Array) -> int:
-    """Write the features of a block's n-grams, those with an idf above 0, with repeats. Returns their number."""
+def _find_unknown(codes: Array, count: int, words: Words, layout: Array, table: Array, grams: Grams, times_W: Array) -> int:
+    """Set times_W of the words that no vocabulary of single words has, if there is one, and return their number."""
+    unknown = 0
+    for k in range(len(layout)):
+        if layout[k, 0] == WORDS and layout[k, 1] == 1 and layout[k, 4] == 0:
+            for g in range(_find_ngrams(codes, count, words, WORDS, 1, grams)):
+                if table[_slot(table, grams.hash[g]), 1] == 0:
+                    times_W[g] = UNKNOWN_TIMES
+                    unknown += 1
+    return unknown
+
+
+@compiled()
+def _slot(table: Array, number: Any) -> Any:
+    """The slot of a hash; an empty one if the table lacks it."""
     mask = np.uint64(len(table) - 1)
+    slot = number & mask
+    while table[slot, 1] != 0 and table[slot, 0] != number:
+        slot = (slot + np.uint64(1)) & mask
+    return slot
+
+
+@compiled()
+def _find_features(grams: Grams, count: int, times_W: Array, block: Array, table: Array, idf: Array, features: Array) -> int:
+    """Write the features of a block's n-grams, those with an idf above 0, with repeats. Returns their number.
+
+    times_W  how often characters of each word count
+    """
     first, vocabulary_size, unknown = block[2], block[3], block[4]
     matched = 0
     for g in range(count):
-        slot = grams.hash[g] & mask
-        while table[slot, 1] != 0 and table[slot, 0] != grams.hash[g]:
-            slot = (slot + np.uint64(1)) & mask
+        slot = _slot(table, grams.hash[g])
         if table[slot, 1] != 0:
             feature = np.int64(table[slot, 1]) - 1
         elif unknown > 0:  # the bin depends on other bits than the slot does
@@ -206,14 +237,28 @@ def _find_features(grams: Grams, count: int, block: Array, table: Array, idf: Ar
         else:
             continue
         if idf[feature] > 0:
-            features[matched] = feature
-            matched += 1
+            for _ in range(times_W[grams.word[g]] if block[0] == CHARS else 1):
+                features[matched] = feature
+                matched += 1
     return matched
 
 
 @compiled()
-def _write_block(features: Array, idf: Array, saturation: float, document_weight: float, indices: Array, values: Array, used: int) -> int:
-    """Append a block's weights to a row: tf · idf scaled to length 1, or a document's weights. Returns the number of entries."""
+def _write_block(
+    features: Array,
+    idf: Array,
+    saturation: float,
+    document_weight: float,
+    unknown_squares: float,
+    indices: Array,
+    values: Array,
+    used: int,
+) -> tuple[int, float]:
+    """Append a block's weights to a row: tf · idf of a query, of length 1 together with its unknown words, or a document's weights.
+
+    unknown_squares  the sum of the squares of the unknown words' tf · idf
+    Returns the number of entries, and the square of the block's length.
+    """
     features.sort()
     begin, squares, g = used, 0.0, 0
     while g < len(features):
@@ -227,10 +272,10 @@ def _write_block(features: Array, idf: Array, saturation: float, document_weight
         indices[used], values[used] = features[first], weight
         used += 1
     if saturation == 0:
-        length = np.sqrt(squares)
+        length = np.sqrt(squares + unknown_squares)
         for e in range(begin, used):
             values[e] = values[e] / length
-    return used
+    return used, squares / (squares + unknown_squares)
 
 
 # -- compiled: counting ---------------------------------------------------------------------------------------------------

@@ -100,15 +100,27 @@ class Oracle:
             self.idf.append([max(math.log(len(texts) / (count + 1)), 0) if count else 0.0 for count in counts])
             self.firsts.append(self.firsts[-1] + len(counts))
 
+    def unknown_words(self, text: str) -> list[str]:
+        """The words that the vocabulary of single words lacks; none without such a vocabulary, or where it has a feature for them."""
+        known = [self.vocabularies[k] for k, block in enumerate(self.blocks) if (block.unit, block.n, block.unknown) == ("word", 1, 0)]
+        return [word for word in words_of(text) if known and word not in known[0]]
+
     def row(self, text: str) -> dict[int, float]:
         row: dict[int, float] = {}
+        unknown = self.unknown_words(text)
         for k, block in enumerate(self.blocks):
             own: Counter[int] = Counter()
-            for gram in grams_of(text, block):
+            grams = grams_of(text, block)
+            if block.unit == "char":  # those of an unknown word count twice
+                grams += [gram for word in unknown for gram in grams_of(word, block)]
+            for gram in grams:
                 if gram in self.vocabularies[k] or block.unknown:
                     own[self.vocabularies[k].get(gram, len(self.vocabularies[k]))] += 1
             weights = {feature: count * self.idf[k][feature] for feature, count in own.items() if self.idf[k][feature] > 0}
-            length = math.sqrt(sum(weight**2 for weight in weights.values()))
+            squares = [weight**2 for weight in weights.values()]
+            if (block.unit, block.n) == ("word", 1):
+                squares += [max(self.idf[k][: len(self.vocabularies[k])], default=0) ** 2] * len(unknown)
+            length = math.sqrt(sum(squares))
             row |= {self.firsts[k] + feature: weight / length for feature, weight in weights.items()}
         length = math.sqrt(sum(weight**2 for weight in row.values()))
         return {feature: row[feature] / length for feature in sorted(row)}

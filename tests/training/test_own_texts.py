@@ -301,6 +301,15 @@ def test_numbers_units_and_models_are_found_in_the_ways_that_people_write_them(t
     assert {query: PRODUCTS[row] for query, (row,) in found} == {query: PRODUCTS[row] for query, row in ASKED.items()}
 
 
+def test_words_beside_a_misspelt_one_are_not_the_whole_query(tmp_path: Path) -> None:
+    titles = ["vault, a password manager", *(f"{what} manager" for what in ("window", "file", "package", "network", "session"))]
+    titles += ["password generator", "strength meter of a password", "red lamp", "blue lamp"]
+    pl.DataFrame({"id": [f"p{row}" for row in range(10)], "title": titles}).write_parquet(tmp_path / "items.parquet")
+    bundle = trained(tmp_path, own(tmp_path, "title", test_share=0.0))
+    for found in answer_rows(bundle, ["passwrod manager", "manager passwrd"], 100, 3):
+        assert [titles[row] for row in found] == [titles[0], "password generator", "strength meter of a password"]
+
+
 def test_a_tail_is_made_of_items_own_words_where_nobody_asked_for_anything(tmp_path: Path) -> None:
     pl.DataFrame({"id": [f"i{row}" for row in range(len(TITLES))], "title": TITLES, "note": NOTES}).write_parquet(
         tmp_path / "items.parquet"
