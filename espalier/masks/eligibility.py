@@ -178,8 +178,8 @@ def masks_of(
 def widened_beam(beam_size: int, eligible: int, items: int, most: float) -> int:
     """The beam for a search in which `eligible` of `items` items pass the filter.
 
-    √(items / eligible) times `beam_size`, at most `most` times, and no wider than `eligible`. It never is smaller than `beam_size`: before
-    the search, more items may come that pass.
+    √(items / eligible) times `beam_size`, at most `most` times, but widened to no more than `eligible`. It is never smaller than
+    `beam_size`: before the search, more items may come that pass.
 
     The score of an inner node reflects all items below it, eligible or not. So the fewer items pass a filter, the more nodes the beam needs
     to find the best of them. The square root compensates for filters that pass from a half to a thousandth of the items

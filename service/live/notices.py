@@ -118,7 +118,7 @@ class Notices:
     def progress(self, model: str) -> dict[int, int]:
         """By process id, the last operation that each living worker that serves a model has applied.
 
-        If the run folder is gone, UNSEEN stands for the other workers.
+        If the run folder is gone or cannot be read, UNSEEN stands for the other workers.
         """
         with self._changed:
             this_worker = {self.pid: self._applied[model]} if model in self._applied else {}
@@ -178,7 +178,9 @@ class Notices:
                 log.exception("%s: a look at its journal failed", model)
 
     def _send_to_others(self, notice: bytes) -> None:
-        if self.folder is not None:
+        if self.folder is None:
+            return
+        with suppress(OSError):  # they look every POLL_S
             for name in names(self.folder, ".sock"):
                 if name != f"{self.pid}.sock":
                     self._send(notice, f"{self.folder}/{name}")
@@ -207,14 +209,17 @@ class Notices:
             return {}
         try:
             progress = read_progress(self.folder, model)
-        except FileNotFoundError:
+        except OSError:
             return {UNSEEN: UNKNOWN}
         progress.pop(self.pid, None)
         return progress
 
     def _alive(self, progress: dict[int, int]) -> dict[int, int]:
-        """The progress of the living workers. Holds the lock."""
+        """The progress of the living workers; of all, if the run folder cannot be read. Holds the lock."""
         if self.folder is None or not progress:
             return progress
-        alive = {*living(self.folder), self.pid, UNSEEN}
+        try:
+            alive = {*living(self.folder), self.pid, UNSEEN}
+        except OSError:
+            return progress
         return {pid: reached for pid, reached in progress.items() if pid in alive}

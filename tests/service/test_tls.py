@@ -285,6 +285,24 @@ def test_wrong_files_keep_the_certificate_of_before_and_are_logged_once(
     assert secured.ask(get("/livez"), client(authority)).status == 200
 
 
+def test_a_certificate_that_could_not_be_read_is_read_once_it_can_be(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = 0.0
+    certificates = certificates_of_service(*authority.signs("service"), None)
+    certificates._watched = WatchedFiles(certificates._files, lambda: now)
+    before = certificates.current()
+    authority.signs("service")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", lambda *_: (_ for _ in ()).throw(OSError(24, "Too many open files")))
+        for seconds in (1.0, 2.0):
+            now = seconds
+            assert certificates.current() is before
+    assert [record.levelname for record in caplog.records] == ["ERROR"]  # it is said once
+    now = 3.0
+    assert certificates.current() is not before
+
+
 def test_files_that_were_never_right_are_an_error_that_names_them(authority: Authority, tmp_path: Path) -> None:
     pair, other = authority.signs("service"), authority.signs("other")
     (tmp_path / "empty.pem").touch()

@@ -107,21 +107,26 @@ def test_queries_of_an_item_count_beside_its_own_texts_the_more_there_are() -> N
     own = csr_array(length * np.eye(5, dtype=np.float32)[[3, 3, 4, 4]])
     own_B = np.array([False, False, False, False, False, True])  # the last is a text of an item, and nobody asked for it
     data = LabelledPoints(points, labels, own_B, own_B)
-    near = csr_array(np.zeros((4, 5), np.float32))
+    words = np.zeros((4, 5), np.float32)
+    words[2, 1] = 1.5
+    near = csr_array(words)
     tree_rows, centroids = label_features(data, OwnTexts(own, near, (), 1, 5), LinearOptions())
     one, three = 1 / (1 + 5), 3 / (3 + 5)
     second = three * np.array([0, 1, 2, 0, 0]) / np.sqrt(5)
     queries = np.array([[one, 0, 0, 0, 0], second, [0, 0, 0, 0, 0], [one, 0, 0, 0, 0]])
     texts = np.eye(5)[[3, 3, 4, 4]] * [[1], [1], [1], [0]]
-    directions = (queries + texts) / np.linalg.norm(queries + texts, axis=1, keepdims=True)
-    assert_allclose(centroids.toarray(), directions * [[1], [4 ** (1 - three)], [2], [1]], atol=1e-6)
+    searched = own.toarray() + words
+    length = np.linalg.norm(searched, axis=1, keepdims=True)
+    directions = queries + searched / np.where(length > 0, length, 1)
+    directions /= np.linalg.norm(directions, axis=1, keepdims=True)
+    assert_allclose(centroids.toarray(), directions * [[1], [4 ** (1 - three)], [2.5], [1]], atol=1e-6)
     both = np.hstack([queries, texts])
     assert_allclose(tree_rows.toarray(), both / np.linalg.norm(both, axis=1, keepdims=True), atol=1e-6, err_msg="from directions")
     for asked_B, own_queries in ((own_B, math.inf), (np.ones(6, np.bool_), 5.0)):  # queries weigh nothing, or there are none
         without = LabelledPoints(points, labels, asked_B, asked_B)
         tree_rows, centroids = label_features(without, OwnTexts(own, near, (), 1, own_queries), LinearOptions())
         assert_allclose(tree_rows.toarray(), texts, atol=1e-6)
-        assert_allclose(centroids.toarray(), own.toarray())
+        assert_allclose(centroids.toarray(), searched)
 
 
 def test_a_query_of_people_that_is_a_text_of_items_is_learned_from(tmp_path: Path) -> None:

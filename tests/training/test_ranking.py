@@ -357,13 +357,16 @@ def test_a_gain_within_a_standard_error_is_no_reason_for_a_memory(
 
 
 @pytest.mark.parametrize("users", [97, 100])
-def test_few_validation_users_choose_nothing_about_a_memory(tmp_path: Path, caplog: pytest.LogCaptureFixture, users: int) -> None:
-    caplog.set_level("INFO")
+def test_few_validation_users_choose_nothing_about_a_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, users: int
+) -> None:
+    monkeypatch.setattr(Figures, "gain_over", lambda *_: (0.0, 0.1))
+    monkeypatch.setattr(ranking, "NEIGHBOUR_COUNTS", (2, 4, 4096))
     chosen = run_on(tmp_path, rings(users), validation_share=0.3).chosen()
-    assert chosen.memory is not None
-    tried = {trial["options"]["weight"] for trial in chosen.trials if "weight" in trial["options"]}
-    assert (tried == {4.0}) == (users < 100)
-    assert ("29 validation users are too few" in caplog.text) == (users < 100)
+    tried = {(trial["options"]["weight"], trial["options"]["kept"]) for trial in chosen.trials if "weight" in trial["options"]}
+    is_small = users < 100
+    assert (chosen.memory is not None) == ("too few to choose λ by: 29" in caplog.text) == is_small
+    assert (tried == {(4.0, 11)}) == is_small, "λ is the first one, with all neighbours"
 
 
 def test_lists_without_an_order_weigh_all_places_alike(tmp_path: Path) -> None:

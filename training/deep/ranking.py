@@ -55,7 +55,7 @@ ROUNDS = 3
 RECENCY = next(option for option in GRID if option.name == "recency")
 VALIDATION_QUERIES = 2000
 MIN_QUERIES = 30
-"""With fewer validation users a gain could be noise. So the memory has its first options, and there is no repeat term."""
+"""With fewer validation users a gain could be noise. So a memory has the first λ and all neighbours, and there is no repeat term."""
 TRIAL_VISITS = 1 << 17
 """Most entries that a query adds up on average, some milliseconds; larger numbers of neighbours are not tried."""
 FIRST_KEPT = 256
@@ -165,7 +165,7 @@ def _with_memory(
         return without_memory
     too_few_queries = len(searches.pairs) < MIN_QUERIES
     if too_few_queries:
-        log.warning("memory: %d validation users are too few to choose its options", len(searches.pairs))
+        log.warning("memory: validation users are too few to choose λ by: %d", len(searches.pairs))
     source = searches.source = memory_source(config, prepared, memory_s)
     begin = time.monotonic()
     passes_deadline, deadline = Deadline(begin + PASSES_SHARE * memory_s), Deadline(begin + memory_s)
@@ -201,7 +201,9 @@ def _with_memory(
         if best not in searched:
             reweighed.add(searches.answers(best))
             searched.append(best)
-    best = _with_fewest_neighbours(reweighed, max(searched, key=searches.figure), sizes, deadline)
+    best = max(searched, key=searches.figure)
+    if not too_few_queries:
+        best = _with_fewest_neighbours(reweighed, best, sizes, deadline)
     gain, error = searches.measured(best).gain_over(searches.measured(without_memory))
     is_used = weight != "auto" or too_few_queries or gain > error
     log.info("%s: %+.1f ± %.1f %% over the tree alone", "memory" if is_used else "no memory", 100 * gain, 100 * error)

@@ -76,11 +76,10 @@ class _Expansion:
         return added
 
     def _nearest(self, first: int, end: int) -> Csr:
-        """float32[n, I]: the cosines of the nearest other items."""
+        """float32[n, I]: the cosines of the nearest other items, and mostly of an item itself, which has no words that it lacks."""
         item_nK, cosine_nK = self._index.nearest(self._rarest_words(self._unit_rows.between(first, end)), self._near + 1)
-        is_itself_nK = item_nK == np.arange(first, end)[:, None]
-        cosine_nK[is_itself_nK] = 0
-        cosine_nK[~is_itself_nK.any(axis=1), self._near :] = 0  # of an item that is not among them
+        has_itself_n = (item_nK == np.arange(first, end)[:, None]).any(axis=1)
+        cosine_nK[~has_itself_n, self._near :] = 0
         row, place = np.nonzero(cosine_nK)
         return csr_array((cosine_nK[row, place], (row, item_nK[row, place])), shape=(end - first, len(self._unit_rows)))
 

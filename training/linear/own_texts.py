@@ -71,7 +71,7 @@ class OwnTexts:
 
     def searched(self) -> Csr:
         """float32[I, F]: the rows that queries are compared with."""
-        return csr_array(self.rows + self.near)
+        return csr_array(self.rows + self.near) if self.near.nnz else self.rows
 
 
 def text_rows(vectoriser: Vectoriser, columns: Sequence[Sequence[str]], weights: Sequence[float]) -> tuple[Csr, float]:

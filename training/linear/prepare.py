@@ -269,7 +269,8 @@ def _from_texts(config: LinearConfig, data: LogData, run_journal: RunJournal | N
         own_IF, length = text_rows(vectoriser, columns, weights)
         near_IF = near_words(own_IF, vectoriser.words, data.near_items)
         own_texts = OwnTexts(own_IF, near_IF, weights, length, DEFAULT_QUERIES)
-        own_texts = replace(own_texts, queries=chosen_queries(train, own_texts.searched(), config.linear))
+        if len(people_texts):
+            own_texts = replace(own_texts, queries=chosen_queries(train, own_texts.searched(), config.linear))
     kind = TextKind(width=vectoriser.width, blocks=config.blocks)
     test, written_queries = _vectorised(vectoriser, test_texts), pa.array(test_texts.texts, pa.string())
     people_rows = train.asked

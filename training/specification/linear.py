@@ -127,6 +127,8 @@ class LogData(_Data, TextTable):
             raise InvalidConfig("data.clicks", self.clicks, "a column exactly where data.views is one")
         if self.views is not None and self.weight is not None:
             raise InvalidConfig("data.weight", self.weight, "nothing, since data.views and data.clicks make the weights")
+        if "near_items" in self.model_fields_set and not self.own_texts:
+            raise InvalidConfig("data.near_items", self.near_items, "nothing, since data.own_texts names no texts")
         if self.views is not None and self.own_texts:
             raise InvalidConfig("data.own_texts", list(self.own_texts), "nothing, since such texts have neither views nor clicks")
         return self

@@ -15,7 +15,8 @@ import pytest
 
 from service.live import notices as module
 from service.live import progress_pages
-from service.live.notices import Notices
+from service.live.notices import UNSEEN, Notices
+from service.live.progress_pages import UNKNOWN
 from service.run_folder import forget
 
 
@@ -54,6 +55,19 @@ def no_poll(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is seen was told: nothing is looked at for want of a datagram."""
     monkeypatch.setattr(module, "POLL_S", 60.0)
     monkeypatch.setattr(module, "RECHECK_S", 60.0)
+
+
+def test_a_folder_that_cannot_be_listed_stops_no_writes(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = service.worker(1)
+    service.worker(2)
+
+    def full(*_: object) -> list[str]:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(os, "listdir", full)
+    worker.committed("books")
+    worker.applied("books", 3)
+    assert worker.progress("books") == {1: 3, UNSEEN: UNKNOWN}
 
 
 @pytest.mark.usefixtures("no_poll")
