@@ -11,6 +11,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from scipy.sparse import csr_array
 
 from espalier.arrays import Float64
+from espalier.errors import InvalidConfig
 from espalier.text.blocks import TextBlock
 from espalier.text.vectoriser import Vectoriser
 from tests.training.commands import answer_rows, trained
@@ -112,3 +113,8 @@ def test_a_product_is_found_by_the_word_that_others_like_it_use(tmp_path: Path) 
     assert answer_rows(bundle, ["laptop"], 100, 3) == [[3, 2, 4]]
     only_own = trained(tmp_path, own(tmp_path, "title", near_items=0) | words, "shop/2")
     assert answer_rows(only_own, ["laptop"], 100, 3) == [[3, 2, 0]]
+
+
+def test_near_items_without_texts_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfig, match=r"data\.near_items: got 5, expected nothing"):
+        trained(tmp_path, {"data": {"format": "log", "train": "log.csv", "near_items": 5}})

@@ -71,6 +71,9 @@ class NpzData(_Data):
         return self
 
 
+NEAR_ITEMS = 3
+
+
 class LogData(_Data, TextTable):
     """A log of query texts and the items that they led to: CSV, TSV or Parquet."""
 
@@ -101,7 +104,7 @@ class LogData(_Data, TextTable):
     own_weights: tuple[Annotated[FiniteFloat, Field(ge=0.001, le=1000)], ...] = ()
     """weight of a word in each of these columns. None: ∛(8 / mean words) of a column, at most 1, or what finds clearly more of what at
     least 30 queries of the log led to"""
-    near_items: int = Field(default=3, ge=0, le=10)
+    near_items: int = Field(default=NEAR_ITEMS, ge=0, le=10)
     """nearest items by these texts whose words find an item, too. Such a word weighs at most half. 0: only its own words"""
 
     @model_validator(mode="after")
@@ -127,7 +130,7 @@ class LogData(_Data, TextTable):
             raise InvalidConfig("data.clicks", self.clicks, "a column exactly where data.views is one")
         if self.views is not None and self.weight is not None:
             raise InvalidConfig("data.weight", self.weight, "nothing, since data.views and data.clicks make the weights")
-        if "near_items" in self.model_fields_set and not self.own_texts:
+        if self.near_items != NEAR_ITEMS and not self.own_texts:
             raise InvalidConfig("data.near_items", self.near_items, "nothing, since data.own_texts names no texts")
         if self.views is not None and self.own_texts:
             raise InvalidConfig("data.own_texts", list(self.own_texts), "nothing, since such texts have neither views nor clicks")
