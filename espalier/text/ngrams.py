@@ -162,14 +162,12 @@ def weigh(
     layout: Array,
     table: Array,
     idf: Array,
-    unknown_idf: float,
     saturation: float,
     rows: tuple[Array, Array, Array],
 ) -> int:
     """Write the rows of some texts: indptr, indices, values. Returns the number of entries.
 
-    unknown_idf  of a word that the vocabulary lacks, in a query
-    saturation   0: rows of queries, of length 1; above 0: rows of documents, w · tf / (tf + saturation) · idf^½, not normalised
+    saturation  0: rows of queries, of length 1; above 0: rows of documents, w · tf / (tf + saturation) · idf^½, not normalised
     """
     indptr, indices, values = rows
     words, grams = _room(text_from)
@@ -180,14 +178,14 @@ def weigh(
     for t in range(len(text_from) - 1):
         begin, squares = used, 0.0
         count = _find_words(codes, text_from[t], text_from[t + 1], classes, words)
-        unknown = _find_unknown(codes, count, words, layout, table, grams, times_W) if saturation == 0 else 0
+        unknown_squares = _find_unknown(codes, count, words, layout, table, idf, grams, times_W) if saturation == 0 else 0.0
         for k in range(len(layout)):
             is_word = layout[k, 0] == WORDS and layout[k, 1] == 1
             found = _find_ngrams(codes, count, words, layout[k, 0], layout[k, 1], grams)
             matched = _find_features(grams, found, times_W, layout[k], table, idf, features)
             if matched > 0:
-                weight, unknown_squares = (1.0, unknown * unknown_idf**2) if is_word else (PART_WEIGHT, 0.0)
-                used, square = _write_block(features[:matched], idf, saturation, weight, unknown_squares, indices, values, used)
+                weight, missing = (1.0, unknown_squares) if is_word else (PART_WEIGHT, 0.0)
+                used, square = _write_block(features[:matched], idf, saturation, weight, missing, indices, values, used)
                 squares += square
         if saturation == 0:
             for e in range(begin, used):
@@ -198,16 +196,24 @@ def weigh(
 
 
 @compiled()
-def _find_unknown(codes: Array, count: int, words: Words, layout: Array, table: Array, grams: Grams, times_W: Array) -> int:
-    """Set times_W of the words that no vocabulary of single words has, if there is one, and return their number."""
-    unknown = 0
+def _find_unknown(codes: Array, count: int, words: Words, layout: Array, table: Array, idf: Array, grams: Grams, times_W: Array) -> Any:
+    """Set times_W of the words that the vocabulary of single words lacks, if there is one. Returns the sum of the squares of their idf.
+
+    That is the idf of a word's rarest known letters: so a word that is left out because nearly all texts have it counts next to nothing.
+    """
+    idf_W = np.zeros(count)
     for k in range(len(layout)):
         if layout[k, 0] == WORDS and layout[k, 1] == 1 and layout[k, 4] == 0:
-            for g in range(_find_ngrams(codes, count, words, WORDS, 1, grams)):
-                if table[_slot(table, grams.hash[g]), 1] == 0:
-                    times_W[g] = UNKNOWN_TIMES
-                    unknown += 1
-    return unknown
+            for w in range(_find_ngrams(codes, count, words, WORDS, 1, grams)):
+                if table[_slot(table, grams.hash[w]), 1] == 0:
+                    times_W[w] = UNKNOWN_TIMES
+    for k in range(len(layout)):
+        if layout[k, 0] == CHARS:
+            for g in range(_find_ngrams(codes, count, words, CHARS, layout[k, 1], grams)):
+                w, feature = grams.word[g], np.int64(table[_slot(table, grams.hash[g]), 1]) - 1
+                if times_W[w] > 1 and feature >= 0:
+                    idf_W[w] = max(idf_W[w], np.float64(idf[feature]))
+    return (idf_W * idf_W).sum()
 
 
 @compiled()
@@ -256,7 +262,7 @@ def _write_block(
 ) -> tuple[int, float]:
     """Append a block's weights to a row: tf · idf of a query, of length 1 together with its unknown words, or a document's weights.
 
-    unknown_squares  the sum of the squares of the unknown words' tf · idf
+    unknown_squares  the sum of the squares of the unknown words' idf
     Returns the number of entries, and the square of the block's length.
     """
     features.sort()

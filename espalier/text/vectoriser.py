@@ -5,8 +5,8 @@ With N documents, df(g) that contain the n-gram g, and tf(g) occurrences of g in
 
     idf(g) = max(ln(N / (df(g) + 1)), 0)        x_block = tf · idf / ‖tf · idf‖        x = [x_block, …] / ‖[x_block, …]‖
 
-A word of a query that the vocabulary lacks is misspelt, or no item has it. It counts in the length of the single words' block, with the
-largest idf there, so that the words beside it do not weigh as if they were the whole query; and its characters count twice.
+A word of a query that the vocabulary lacks may be misspelt. It counts in the length of the single words' block, with the largest idf of its
+characters' n-grams, so that the words beside it do not weigh as if they were the whole query; and its characters count twice.
 
 Documents have other rows than queries, as in BM25: a second occurrence adds less than the first, and idf has a small exponent, since the
 query's weights contain it already. Pairs of words and parts of words count half, since they repeat what words say:
@@ -100,7 +100,6 @@ class Vectoriser:
         self._arrays = dict(zip(_DTYPES, aligned, strict=True))
         self._layout = _layout(self.blocks, self._arrays["vocabulary"])
         self.width = _width(self.blocks, self._arrays["vocabulary"])
-        self._unknown_idf = float(self._arrays["idf"][self.words.start : self.words.stop].max(initial=0))
         self._room = sum(_ngrams_per_code(block) for block in self.blocks)
         hashes = self._arrays["hash"]
         table = np.zeros((_power_of_two(2 * len(hashes)), 2), np.uint64)
@@ -228,10 +227,7 @@ class Vectoriser:
     def _rows(self, codes: Array, text_from: Array, saturation: float = 0.0) -> SparseRows:
         room = self._room * len(codes)
         indptr, indices, values = np.empty(len(text_from), np.int64), np.empty(room, np.int32), np.empty(room, np.float32)
-        used = weigh(
-            *(codes, text_from, _classes(), self._layout, self._table, self._arrays["idf"], self._unknown_idf),
-            *(saturation, (indptr, indices, values)),
-        )
+        used = weigh(codes, text_from, _classes(), self._layout, self._table, self._arrays["idf"], saturation, (indptr, indices, values))
         return SparseRows(indptr, indices[:used].copy(), values[:used].copy(), self.width)
 
 

@@ -105,6 +105,12 @@ class Oracle:
         known = [self.vocabularies[k] for k, block in enumerate(self.blocks) if (block.unit, block.n, block.unknown) == ("word", 1, 0)]
         return [word for word in words_of(text) if known and word not in known[0]]
 
+    def rarest_letters(self, word: str) -> float:
+        """The largest idf of the word's characters that a vocabulary has."""
+        chars = [(k, grams_of(word, block)) for k, block in enumerate(self.blocks) if block.unit == "char"]
+        known = [self.idf[k][self.vocabularies[k][gram]] for k, grams in chars for gram in grams if gram in self.vocabularies[k]]
+        return max(known, default=0.0)
+
     def row(self, text: str) -> dict[int, float]:
         row: dict[int, float] = {}
         unknown = self.unknown_words(text)
@@ -119,7 +125,7 @@ class Oracle:
             weights = {feature: count * self.idf[k][feature] for feature, count in own.items() if self.idf[k][feature] > 0}
             squares = [weight**2 for weight in weights.values()]
             if (block.unit, block.n) == ("word", 1):
-                squares += [max(self.idf[k][: len(self.vocabularies[k])], default=0) ** 2] * len(unknown)
+                squares += [self.rarest_letters(word) ** 2 for word in unknown]
             length = math.sqrt(sum(squares))
             row |= {self.firsts[k] + feature: weight / length for feature, weight in weights.items()}
         length = math.sqrt(sum(weight**2 for weight in row.values()))
@@ -569,3 +575,25 @@ def test_writable_read_only_and_unaligned_arrays_compile_one_function() -> None:
         Vectoriser.from_arrays(USUAL, some).transform([])
     assert len(ngrams.weigh.signatures) == 1
     assert len(ngrams.fill_table.signatures) == 1
+
+
+def test_a_word_that_all_texts_have_is_not_misspelt() -> None:
+    """The vocabularies lack it and its letters, as `max_share` says."""
+    blocks = (TextBlock(unit="word", n=1), TextBlock(unit="char", n=3))
+    vectoriser = Vectoriser.fit([f"acme {colour} {thing}" for colour in ("red", "blue", "green") for thing in ("lamp", "chair")], blocks)
+    rows = vectoriser.transform(["acme red lamp", "red lamp", "greem lamp", "lamp"])
+    assert_array_equal(rows.row(0)[0], rows.row(1)[0])
+    assert_array_equal(rows.row(0)[1], rows.row(1)[1])
+    lamp = rows.row(3)[0][0]
+    assert rows.row(2)[0][0] == lamp
+    assert rows.row(2)[1][0] < 0.8 * rows.row(3)[1][0]
+
+
+def test_a_word_left_out_though_its_letters_are_not_counts_as_little_as_they_do() -> None:
+    """Words that more than half of the texts have are left out, and no letters."""
+    blocks = (TextBlock(unit="word", n=1, max_share=0.5), TextBlock(unit="char", n=3, max_share=1.0))
+    texts = [f"the {word}" for word in ("lamp", "chair", "table", "spoon", "ladder", "bucket", "kettle")] + ["lamp"]
+    rows = Vectoriser.fit(texts, blocks).transform(["the lamp", "lamp"])
+    lamp = rows.row(1)[0][0]
+    assert rows.row(0)[0][0] == lamp
+    assert rows.row(0)[1][0] > 0.95 * rows.row(1)[1][0]
