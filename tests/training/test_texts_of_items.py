@@ -60,6 +60,12 @@ def test_nothing_is_chosen_by_texts_of_items(tmp_path: Path, caplog: pytest.LogC
     assert share_with_all_words(bundle) > 0.9
 
 
+@pytest.mark.parametrize(("least", "gamma"), [(3.0, 0.5), (100.0, 0.15)])
+def test_ranks_of_clusters_count_little_where_no_query_trains_the_root(tmp_path: Path, least: float, gamma: float) -> None:
+    raw = titled_items(tmp_path, 20, 150, train=str(tmp_path / "log.csv")) | {"linear": {"min_positives": least}}
+    assert trained(tmp_path, raw).manifest.ranking.gamma == gamma
+
+
 @pytest.mark.parametrize("tree", [{}, {"branching": 128}, {"max_leaf": 32}])
 def test_many_items_have_small_clusters(tmp_path: Path, tree: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear, "FEW_ITEMS", 1999)

@@ -158,6 +158,14 @@ def test_items_that_come_to_pass_a_filter_before_the_search_are_found_with_a_bea
     assert result["beam_size"] == 2, "what two items need, when the request came"
 
 
+def test_other_workers_are_told_of_a_commit_and_not_of_a_write_that_changes_nothing(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(Notices, "committed", lambda _, model: told.append(model))
+    for _ in range(2):
+        live.put("new", like=("item-1",))
+    assert told == ["books"]
+
+
 def test_where_a_read_item_hangs_is_what_its_write_said(live: Live) -> None:
     trained = live.get("item-3").placed
     assert trained is not None
