@@ -48,8 +48,9 @@ MAX_VALUE_BYTES = 32 << 20
 """Largest value that SQLite reads or writes."""
 LOCK_S = 5.0
 """Longest wait for a lock that other processes pass on among themselves."""
-HELD_S = 0.75
-"""Longest wait for a holder that shows no progress. A step of its work takes milliseconds; a stopped process would hold it for ever."""
+HELD_S = 2.0
+"""Longest wait for a holder that shows no progress. A step of its work takes milliseconds, but a commit waits for the disk, which may take a
+second. A stopped process would hold it for ever."""
 LOCK_POLL_S = 0.0005
 BUSY_MS = 5000
 """Longest wait for readers that hold up a commit, which they do only on network file systems."""
@@ -177,7 +178,7 @@ def open_reader(file: Path) -> Reader | None:
     has no write-ahead log, a reader may have to roll back the transaction of a dead writer. Raises JournalError and its subclasses;
     JournalCorrupt also if the last noted operation is missing.
     """
-    if log_bytes(file) and not log_bytes(file, ""):  # SQLite would delete the log
+    if (log_bytes(file) and not log_bytes(file, "")) or (log_bytes(file, "-journal") and not file.exists()):  # SQLite would delete the log
         raise JournalCorrupt(f"{named(file)}: it is empty or missing, but its log is not; put a backup in its place, or delete both")
     noted = _noted(file)
     if not file.exists():

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from service.models import loading
 from tests.service.fake_catalogue import ADMIN, WRITE, FakeCatalogue, FakeCatalogues
 from tests.service.fake_engine import FakeEngine
 from tests.service.live_running import Live, add_version, live_service
@@ -37,6 +38,12 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         with asyncio.Runner(loop_factory=lambda: OwnTime(stands_still)) as runner:
             runner.run(pyfuncitem.obj(**given))
     return True
+
+
+@pytest.fixture(autouse=True)
+def usual_priority(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine gives threads of a low priority next to nothing, and tests wait for them."""
+    monkeypatch.setattr(loading, "LOADER_NICENESS", 0)
 
 
 @pytest.fixture(scope="session")

@@ -120,6 +120,7 @@ def test_values_of_parquet_that_json_lacks_become_values_that_it_has(tmp_path: P
     nanoseconds = pa.array([1_735_689_600_000_000_003, None], pa.timestamp("ns", "Europe/Berlin"))
     columns: dict[str, tuple[pa.Array, list[Any]]] = {
         "price": (pa.array([Decimal("19.99"), None]), [19.99, None]),
+        "weight": (pa.array([0.1, None], pa.float32()), [0.1, None]),
         "shelf": (pa.array(["a", None]).dictionary_encode(), ["a", None]),
         "tags": (pa.ListArray.from_arrays([0, 2, 2], pa.array(["x", "y"]).dictionary_encode()), [["x", "y"], []]),
         "prices": (pa.array([None, [Decimal("1.5"), None]]), [None, [1.5, None]]),

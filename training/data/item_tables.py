@@ -82,7 +82,8 @@ def as_json(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _as_json(column: pa.Array) -> pa.Array:
-    """Decimals as floats, categories as their values, dates and times as ISO 8601 (in UTC if they have a zone); also those in lists."""
+    """Decimals as floats, float32 as the float64 of the same shortest text, so that .1 is found by .1, categories as their values, dates and
+    times as ISO 8601 (in UTC if they have a zone); also those in lists."""
     kind = column.type
     if is_list(kind):
         values = _as_json(pc.list_flatten(column))
@@ -92,7 +93,7 @@ def _as_json(column: pa.Array) -> pa.Array:
         return pa.LargeListArray.from_arrays(pa.concat_arrays([pa.array([0], pa.int64()), ends]), values, mask=column.is_null())
     if pt.is_dictionary(kind):
         return _as_json(column.cast(kind.value_type))
-    if pt.is_decimal(kind):
+    if pt.is_decimal(kind) or pt.is_float32(kind):
         return column.cast(pa.string()).cast(pa.float64())  # Arrow casts 19.99 itself to 19.990000000000002
     if pt.is_timestamp(kind) or pt.is_date(kind) or pt.is_time(kind):
         in_utc = column.cast(pa.timestamp(kind.unit, "UTC")) if pt.is_timestamp(kind) and kind.tz else column

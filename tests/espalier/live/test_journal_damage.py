@@ -230,6 +230,15 @@ def test_committed_operations_are_not_lost_unnoticed(left: Path, kind: str, said
     assert before == {name: left.with_name(name).read_bytes() for name in before}
 
 
+def test_a_rollback_journal_whose_database_is_missing_is_not_deleted(tmp_path: Path) -> None:
+    log = tmp_path / "live.db-journal"
+    log.write_bytes(b"pages of a transaction that had begun")
+    for use in (lambda: Journal.open(tmp_path / "live.db"), lambda: appended(Journal(tmp_path / "live.db"), [put("a")])):
+        with pytest.raises(JournalCorrupt, match="empty or missing, but its log is not"):
+            use()
+    assert log.read_bytes() and not (tmp_path / "live.db").exists()
+
+
 def test_after_a_loss_a_backup_is_put_in_place_or_the_numbers_are_skipped_or_the_journal_is_deleted(left: Path, tmp_path: Path) -> None:
     backup(Journal(left, "read"), tmp_path / "copy.db")
     damage(left, "no log")
