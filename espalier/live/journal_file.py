@@ -49,8 +49,8 @@ MAX_VALUE_BYTES = 32 << 20
 LOCK_S = 5.0
 """Longest wait for a lock that other processes pass on among themselves."""
 HELD_S = 2.0
-"""Longest wait for a holder that shows no progress. A step of its work takes milliseconds, but a commit waits for the disk, which may take a
-second. A stopped process would hold it for ever."""
+"""Longest wait for a holder that shows no progress. A step of its work takes milliseconds, but a commit waits for the disk, which may take
+a second. A stopped process would hold it for ever."""
 LOCK_POLL_S = 0.0005
 BUSY_MS = 5000
 """Longest wait for readers that hold up a commit, which they do only on network file systems."""

@@ -82,8 +82,8 @@ def as_json(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _as_json(column: pa.Array) -> pa.Array:
-    """Decimals as floats, float32 as the float64 of the same shortest text, so that .1 is found by .1, categories as their values, dates and
-    times as ISO 8601 (in UTC if they have a zone); also those in lists."""
+    """Decimals as floats, float32 as the float64 of the same shortest text (so that .1 is found by .1), categories as their values, dates
+    and times as ISO 8601 (in UTC if they have a zone); also those in lists."""
     kind = column.type
     if is_list(kind):
         values = _as_json(pc.list_flatten(column))
