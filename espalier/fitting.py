@@ -46,7 +46,7 @@ def fit(
              "none": they have no order
     items    columns of the items, `id` among them, to filter by and to show
     kind     kind of model; the default suits the log (`espalier options` lists the kinds)
-    minutes  no training step begins later than this from now. The model is then not trained again with the validation users. Without
+    minutes  no training step begins later than this from now. The model is then not trained again with the validation events. Without
              `minutes`, it is, and takes the configured number of steps. Kinds without training steps ignore `minutes`
     out      models/NAME/VERSION to write; the default is a temporary folder that is deleted with the model (`Model.save` keeps it)
     device   where to train
