@@ -156,12 +156,14 @@ class SearchParams:
 class SearchContext:
     """Deadline and tracing for an engine that asks other machines. Other engines ignore it.
 
-    deadline  time.perf_counter() at which the engine returns, with only the shards that have answered; None: wait for all shards
-    origin    header names and values of the first request in the call: X-Request-Id, traceparent
+    deadline   time.perf_counter() at which the engine returns, with only the shards that have answered; None: wait for all shards
+    origin     header names and values of the first request in the call: X-Request-Id, traceparent
+    needs_all  whether the engine raises at the deadline if a shard has not answered
     """
 
     deadline: float | None = None
     origin: tuple[tuple[str, str], ...] = ()
+    needs_all: bool = False
 
 
 NO_CONTEXT = SearchContext()

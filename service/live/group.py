@@ -136,7 +136,7 @@ class Group:
             earlier = stored.with_evidence_from
             body = body.over(earlier if keeps_expiry else replace(earlier, valid_until=None))
         operation = Operation(0, put.id, "put", body, source_version, self._now)
-        if stored is not None and exists and operation.same_state(stored):
+        if stored is not None and exists and operation.same_state(stored) and self._has(put.id):
             return Decision(write, "unchanged", stored.sequence)
         placements: dict[int, tuple[Placement, ...]] = {}
         try:
@@ -176,6 +176,10 @@ class Group:
         if stored is None:
             return None, self._default is not None and self._default.is_trained(item_id)
         return stored, stored.kind == "put" and not stored.has_expired(self._now)
+
+    def _has(self, item_id: str) -> bool:
+        """Whether the default version has an item that exists. A version made while the item was deleted may lack its evidence."""
+        return self._default is None or self._default.is_trained(item_id) or self._default.state.live_leaf_of(item_id) is not None
 
     def _check(self, write: Write, stored: Operation | None, exists: bool) -> None:
         if write.condition.given:

@@ -192,10 +192,14 @@ class JournalThread:
             if len(group) < TOGETHER and not self._put_back and not self._queue.empty():  # jobs put back do not enlarge the next group
                 ended = time.monotonic()
                 self._begin_at = ended + min(ended - began, LONGEST_PAUSE_S)
-        now = time.time()
-        for version in self._joined_versions:
-            version.expire(now)
+        self._expire(time.time())
         return True
+
+    def _expire(self, now: float) -> None:
+        """Take out the items whose time has passed, in all versions. now: seconds since 1970."""
+        expired = sum(version.expire(now) for version in self._joined_versions)
+        if expired:
+            self._on_apply()
 
     def _next(self) -> Job | None:
         """The next job; an empty one if none came until an item may expire; None at the end."""
@@ -273,8 +277,7 @@ class JournalThread:
                 transaction.check_own()
                 self._apply_until(transaction.last_sequence(), transaction)
                 now = time.time()
-                for version in self._joined_versions:
-                    version.expire(now)
+                self._expire(now)
                 results = Group(transaction, self.versions, default, self._held(transaction), self._capacity, now).decide(writes)
         except JournalError as error:
             self._remark(str(error))

@@ -237,11 +237,13 @@ class LiveVersion:
             self._engine.set_overlay(overlay)
             self._view = self._newest
 
-    def expire(self, now: float) -> None:
-        """Take out the items whose time has passed, and publish that. now: seconds since 1970."""
+    def expire(self, now: float) -> bool:
+        """Take out the items whose time has passed, and publish that. Returns whether there were any. now: seconds since 1970."""
         with self._lock:
-            if self.state.expire(now):
+            expired = self.state.expire(now) > 0
+            if expired:
                 self.publish()
+            return expired
 
     def next_expiry(self) -> float:
         """When an item may expire, seconds since 1970; infinite if none will."""

@@ -65,11 +65,13 @@ def _candidates(
                     by_version[version.version] = candidates
                 elif version is default:
                     results[i] = candidates
+    except NotReady as error:  # nothing can be placed now: a shard does not answer, or the version is being dropped
+        results |= dict.fromkeys(items, error.with_traceback(None))  # which holds the writes, as they will hold the error
     except Exception as error:
         if len(writes) == 1:
             if not isinstance(error, EspalierError):
                 log.exception("%r cannot be placed", writes[0].request.id)
-            return [(writes[0], error.with_traceback(None))]  # which holds the write, as the write will hold the error
+            return [(writes[0], error.with_traceback(None))]
         return [result for write in writes for result in _candidates([write], versions, default)]  # so that others do not fail with it
     return list(zip(writes, results.values(), strict=True))
 

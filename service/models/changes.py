@@ -67,9 +67,13 @@ class Changes:
         self._behind_at_timeout: dict[str, dict[int, int]] = {}  # model → worker → generation, when a change of removals timed out
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    async def stop(self) -> None:
-        """End the changes that wait for workers. Changes of versions are taken back and raise NotReady."""
+    def interrupt(self) -> None:
+        """End the changes that wait for workers, soon. Changes of versions are taken back and raise NotReady."""
         self._stopped = True
+
+    async def stop(self) -> None:
+        """`interrupt`, and wait for their ends."""
+        self.interrupt()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def load(self, name: str, version: int, default: bool = False) -> tuple[ServedVersions, ServedVersions]:

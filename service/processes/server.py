@@ -137,7 +137,10 @@ class Server(uvicorn.Server):
             return stop
         if CLOSE not in self.server_state.default_headers:
             self.server_state.default_headers = [*self.server_state.default_headers, CLOSE]
-        return stop or time.monotonic() >= self._leave_at
+        if time.monotonic() < self._leave_at:
+            return stop
+        self._registry.changes.interrupt()  # else uvicorn would wait for them, and then cancel their requests
+        return True
 
     def _make_room(self) -> None:
         """Set the limits of connections by the descriptors that are not in use for something else."""

@@ -40,7 +40,7 @@ class Patience(BaseModel):
     hedge: float = Field(default=SHARE, ge=0, le=1, description="Second tries at slow shards, as a share of first tries; 0: none.")
     poll_s: float = Field(default=1.0, gt=0, le=60, description="Seconds between two looks at what each address holds.")
     poll_timeout_s: float = Field(default=0.5, gt=0, le=60, description="Seconds in which a look must be answered.")
-    patience_s: float = Field(default=10.0, gt=0, le=600, description="Seconds for searches without a deadline: golden queries, placing.")
+    patience_s: float = Field(default=10.0, gt=0, le=600, description="Seconds to wait for golden queries.")
 
 
 class RouterConfig(Patience):

@@ -138,7 +138,9 @@ GAUGES = {
         "Live items ÷ the most that there may be; at 1 new items are refused.", "livemax", ("model", "version")
     ),
     "espalier_live_lag": GaugeRow(
-        "Committed operations not applied by the worker furthest behind; +Inf while a follower cannot copy.", "livemax", ("model",)
+        "Committed operations that the worker furthest behind knows of and has not applied; +Inf while a follower cannot copy.",
+        "livemax",
+        ("model",),
     ),
     "espalier_live_backup_timestamp_seconds": GaugeRow(
         "Unix time at which the newest backup was made, or last found to hold everything.",

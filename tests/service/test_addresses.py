@@ -14,6 +14,7 @@ from service.__main__ import listen_on
 from service.http.routes import _routes, for_customers
 from service.settings import Settings
 from tests.service.listening import get, listening, post, retrieval
+from tests.service.models.registry import Held
 from tests.service.running import run
 
 ADMIN = "an-admin-key-of-a-test"
@@ -85,6 +86,17 @@ def test_both_addresses_end_with_the_service(models: Path) -> None:
     for address in addresses:
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(address)
+
+
+def test_a_change_that_waits_for_a_version_is_answered_when_the_service_ends(versions: Path) -> None:
+    held = Held(of=1)
+    with listening(versions, held.open, **TWO, drain_s=30) as running, running.connected(address=running.admin) as wire:
+        wire.send(post("/models/books/load", b'{"version": 1}', KEY))
+        assert held.opening.wait(10)
+        running.server.leave()
+        reply = wire.reply()
+        held.let_go.set()
+    assert (reply.status, reply.problem["detail"]) == (503, "The service is shutting down.")
 
 
 @pytest.mark.parametrize(

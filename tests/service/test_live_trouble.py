@@ -54,6 +54,15 @@ def test_an_item_is_gone_when_its_time_has_passed_and_back_when_the_clock_was_wr
     assert "short" in live.found("item-1")
 
 
+def test_metrics_count_items_that_expire_while_nobody_writes(live: Live, passed_s: list[float]) -> None:
+    live.put("short", like=("item-1",), valid_until=time.time() + 3600)
+    live.put("item-5", valid_until=time.time() + 3600)
+    names = [f'espalier_live_{name}{{model="books",version="1"}}' for name in ("items", "tombstones")]
+    before = [counted(live.running)[name] for name in names]
+    passed_s[0] = 7200
+    until(lambda: [counted(live.running)[name] for name in names] == [before[0] - 1, before[1] + 1])
+
+
 def reopened(live: Live, before: LoadedModel) -> Any:
     """The state of the version that was opened anew while it served."""
     until(lambda: live.version() is not before, "it was opened anew")

@@ -15,7 +15,7 @@ import pytest
 
 from benchmarks.random_live import random_state
 from espalier.bundle import Bundle
-from espalier.errors import JournalReadOnly, NoRoom
+from espalier.errors import InvalidInput, JournalReadOnly, NoRoom
 from espalier.live.filtered import LiveFilters
 from espalier.live.fold import write_fold
 from espalier.live.folded_tables import FoldedRows
@@ -96,6 +96,17 @@ def test_places_in_a_former_version_of_the_same_number_do_not_count(models: Path
     replay(other, journal)
     assert parent_of(other, "new") == parent_of(other, "item-1") != parent_of(version, "new")
     assert [*journal.placements(version.fingerprint, [1])] == [*journal.placements(other.fingerprint, [1])] == [1]
+
+
+def test_an_item_that_the_default_version_lacks_is_not_called_unchanged(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It came back by fields alone in a version that has its row, and then another one became the default."""
+    written(Journal(models / "books" / "live.db"), ("new", ItemBody(fields={"colour": "red"})))
+    with live_service(models, monkeypatch) as live:
+        with pytest.raises(InvalidInput, match="evidence"):
+            live.put("new", fields={"colour": "red"})
+        assert live.put("new", like=("item-1",)).outcome == "updated"
+        assert "new" in live.found("item-1")
+        assert live.put("new", fields={"colour": "red"}).outcome == "unchanged"
 
 
 @pytest.mark.parametrize("committed_by", ["this process", "another"])

@@ -353,9 +353,10 @@ def test_after_a_write_that_was_refused_late_the_next_one_is_taken(models: Path,
     """It comes when the journal's thread has refused the first one, and has not taken the second."""
     refused = threading.Event()
 
-    def expire(*_: Any) -> None:
+    def expire(*_: Any) -> bool:
         refused.set()
         time.sleep(0.5)
+        return False
 
     with live_service(models, monkeypatch) as live, monkeypatch.context() as failing:
         held = HeldUp(failing, InvalidData("like", "item-1", "another item"))

@@ -13,7 +13,10 @@ import numpy as np
 import pytest
 
 from espalier.bundle import Bundle
-from espalier.engines import open_engine
+from espalier.engines import open_engine, pipeline
+from espalier.live.operations import ItemBody
+from service.errors import ShardsMissing
+from service.live.catalogue_types import Delete, Put
 from service.router.fleet import Fleet
 from service.router.shard_search import ShardSearch, whole_of
 from tests.rankers import add_ranker
@@ -152,6 +155,21 @@ def test_without_a_shard_nothing_is_placed_and_without_any_nothing_is_found(tmp_
         refused = shards.client.post("/retrieve", json=FEATURES)
         assert refused.status_code == 503, refused.text
         assert "coverage: got 0" in refused.json()["detail"]
+
+
+def test_a_shard_that_hangs_holds_up_writes_for_seconds_however_many_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "PARENTS_S", 0.5)
+    whole = whole_bundle(tmp_path / "models", "linear")
+    with cluster(tmp_path / "models", shard_folders(whole, tmp_path / "shards", 2), write_keys=KEY, timeout_ms=2000) as shards:
+        put(shards, "new", events=[EVENT])
+        asked_before = shards.asked("http://shard-0-0")
+        shards.transport.hung.add("http://shard-1-0")
+        catalogue = shards.app.state.service.registry.catalogue("books")
+        puts = [Put(f"other-{i}", ItemBody(events=(EVENT,))) for i in range(20)]
+        *refused, deleted = shards.client.runner.run(catalogue.bulk([*puts, Delete("new")]))
+        assert {type(error) for error in refused} == {ShardsMissing}
+        assert deleted.outcome == "deleted"
+        assert shards.asked("http://shard-0-0") <= asked_before + 2, "all in one search, or the first beside the others"
 
 
 # -- versions wait for their shards, are served when all are there, and never meet in one answer --------------------------
