@@ -15,6 +15,7 @@ import pytest
 from espalier.bundle import Bundle
 from espalier.engines import open_engine, pipeline
 from espalier.live.operations import ItemBody
+from espalier.shards.messages import decode_query
 from service.errors import ShardsMissing
 from service.live.catalogue_types import Delete, Put
 from service.router.fleet import Fleet
@@ -170,6 +171,8 @@ def test_a_shard_that_hangs_holds_up_writes_for_seconds_however_many_there_are(t
         assert {type(error) for error in refused} == {ShardsMissing}
         assert deleted.outcome == "deleted"
         assert shards.asked("http://shard-0-0") <= asked_before + 2, "all in one search, or the first beside the others"
+        *_, (_, body, _) = shards.transport.sent
+        assert 0 < decode_query(body).timeout_ms <= 500
 
 
 # -- versions wait for their shards, are served when all are there, and never meet in one answer --------------------------
