@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from ctypes import c_double
 from functools import partial
 from types import FrameType
 from typing import cast
@@ -54,9 +55,11 @@ class Server(uvicorn.Server):
     """Serves one application.
 
     owns_signals  whether signals stop this process. Otherwise its parent says when to stop, because a signal may reach both
+    beat          is set to time.monotonic() each second
     """
 
-    def __init__(self, app: FastAPI, settings: Settings, owns_signals: bool = True) -> None:
+    def __init__(self, app: FastAPI, settings: Settings, owns_signals: bool = True, beat: c_double | None = None) -> None:
+        self._beat = c_double() if beat is None else beat
         self._registry: Registry = app.state.service.registry
         self._metrics: Metrics = app.state.service.metrics
         self._requested, self._other_descriptors = settings.max_connections, needed_descriptors(settings)
@@ -128,6 +131,7 @@ class Server(uvicorn.Server):
         """Whether to stop. uvicorn calls it ten times a second."""
         stop = await super().on_tick(counter)
         if counter % 10 == 0:
+            self._beat.value = time.monotonic()
             self._make_room()
             if self._certificates is not None:
                 self._certificates.current()

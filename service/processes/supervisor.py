@@ -1,8 +1,9 @@
 """Several worker processes behind the same listening sockets: their start, replacement and stop.
 
 uvicorn's own supervisor is not used: it kills workers that do not answer a ping in 5 s, restarts a broken worker for ever, and ignores the
-metrics that a dead worker leaves. A worker stops when its pipe says so or is closed, not by a signal. So it also stops if its parent has
-died, and a signal to the whole process group does not count twice. Knows processes; server.py has the work of a worker.
+metrics that a dead worker leaves. Here a worker is killed if its event loop has stood still for HUNG_S. A worker stops when its pipe says
+so or is closed, not by a signal. So it also stops if its parent has died, and a signal to the whole process group does not count twice.
+Knows processes; server.py has the work of a worker.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from ctypes import c_double
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -40,16 +42,22 @@ RESTART_S, MAX_RESTART_S = 1.0, 30.0
 MAX_RESTART_S."""
 KILL_AFTER_S = 10.0
 """A worker is killed this long after the end of the time that it may take to stop."""
+HUNG_S, LOOK_S = 60.0, 5.0
+"""How long a worker's event loop may stand still, and the seconds between two looks."""
 
 
 @dataclass(eq=False)
 class _Worker:
-    """number: the worker's number; its replacement has the same number."""
+    """number: the worker's number; its replacement has the same number.
+
+    beat  shared memory: when its event loop ran last, of time.monotonic(); 0 before it runs
+    """
 
     process: BaseProcess
     pipe: Connection
     started: float
     number: int
+    beat: c_double
 
 
 class Supervisor:
@@ -66,6 +74,7 @@ class Supervisor:
         self._workers: list[_Worker] = []
         self._failed_starts = 0
         self._signals, self._hangup = 0, False
+        self._look_at = time.monotonic()
 
     def run(self) -> int:
         """Serve until a signal says stop. Returns the exit code."""
@@ -76,8 +85,7 @@ class Supervisor:
             while self._workers:
                 living_workers = self._living_workers()
                 dead = [worker for worker in self._workers if worker not in living_workers]
-                wait_until = min([kill_at, *map(self._restart_at, dead)])
-                timeout_s = None if wait_until == float("inf") else max(wait_until - time.monotonic(), 0)
+                timeout_s = max(min([kill_at, self._look_at, *map(self._restart_at, dead)]) - time.monotonic(), 0)
                 wait([wakeup_socket, *(worker.process.sentinel for worker in living_workers)], timeout_s)
                 with suppress(BlockingIOError):
                     wakeup_socket.recv(64)
@@ -85,6 +93,7 @@ class Supervisor:
                     kill_at = self._leave()
                 if self._signals > 1 or time.monotonic() >= kill_at:
                     code = self._kill() or code
+                self._kill_hung()
                 code = self._replace_dead() or code
         shutil.rmtree(self._folder, ignore_errors=True)
         os.close(self._owner_lock)
@@ -99,10 +108,12 @@ class Supervisor:
 
     def _start(self, number: int, restarted: bool = False) -> _Worker:
         our_end, their_end = self._spawn.Pipe()
-        process = self._spawn.Process(target=work, args=(self._settings, self._sockets, their_end, number, restarted), name="worker")
+        beat = self._spawn.RawValue(c_double)
+        arguments = self._settings, self._sockets, their_end, beat, number, restarted
+        process = self._spawn.Process(target=work, args=arguments, name="worker")
         process.start()
         their_end.close()
-        return _Worker(process, our_end, time.monotonic(), number)
+        return _Worker(process, our_end, time.monotonic(), number, beat)
 
     def _restart_at(self, worker: _Worker) -> float:
         """The time from which a dead worker may be replaced."""
@@ -135,6 +146,18 @@ class Supervisor:
             log.error("worker %s ended with exit code %s and is replaced", pid, worker.process.exitcode)
             self._workers.append(self._start(worker.number, restarted=True))
         return 0
+
+    def _kill_hung(self) -> None:
+        """Kill the workers whose event loop stands still. If this process stood still, too, as in a paused container, they get time."""
+        now = time.monotonic()
+        if now < self._look_at:
+            return
+        was_paused, self._look_at = now > self._look_at + LOOK_S, now + LOOK_S
+        for worker in () if was_paused else self._living_workers():
+            still_s = now - worker.beat.value if worker.beat.value else 0.0
+            if still_s > HUNG_S:
+                log.error("worker %s has stood still for %.0f s and is killed", worker.process.pid, still_s)
+                worker.process.kill()
 
     def _leave(self) -> float:
         """Tell all workers to stop; they accept connections until they close the sockets. Returns the time to kill those that still run."""
@@ -185,7 +208,7 @@ class Supervisor:
             self._signals += 1
 
 
-def work(settings: Settings, sockets: Sequence[socket.socket], pipe: Connection, number: int, restarted: bool) -> None:
+def work(settings: Settings, sockets: Sequence[socket.socket], pipe: Connection, beat: c_double, number: int, restarted: bool) -> None:
     """One worker process: serves until a message comes through the pipe, or its other end is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # until the server handles it, because Ctrl-C reaches the parent, too
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # likewise: the end of a terminal reaches the parent, too
@@ -195,7 +218,7 @@ def work(settings: Settings, sockets: Sequence[socket.socket], pipe: Connection,
     make_ready()
     app = create_app(settings)
     app.state.service.metrics.begin(number, restarted)
-    server = Server(app, settings, owns_signals=False)
+    server = Server(app, settings, owns_signals=False, beat=beat)
 
     def stop_on_message() -> None:
         try:
