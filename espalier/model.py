@@ -398,7 +398,7 @@ class Model:
             matrix = queries.tocsr().copy()
             matrix.sum_duplicates()
             values, indices, indptr = matrix.data, matrix.indices, matrix.indptr
-        rows = SparseRows(indptr.astype(np.int64), indices.astype(np.int32), values.astype(np.float32), kind.width)
+        rows = SparseRows(indptr.astype(np.int64), indices.astype(np.int32), values.astype(np.float32), kind.width).without_zeros()
         batch = QueryBatch(kind, rows.normalised() if kind.unit else rows)
         batch.check(len(self.bundle.items))
         return batch

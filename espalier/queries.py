@@ -185,7 +185,7 @@ def encode_vectors(kind: VectorKind, vectors: Sequence[Sequence[float]]) -> Quer
 
 
 def encode_features(kind: FeaturesKind, queries: Sequence[tuple[Sequence[int], Sequence[float]]]) -> QueryBatch:
-    """A batch from (feature numbers, values) pairs, in any order of the numbers.
+    """A batch from (feature numbers, values) pairs, in any order of the numbers. Values that are 0 as float32 count as absent.
 
     Raises InvalidQuery (field `queries[i].features.…`) for different lengths, a number that the model lacks or that is repeated, and a
     value that is not finite.
@@ -209,7 +209,7 @@ def encode_features(kind: FeaturesKind, queries: Sequence[tuple[Sequence[int], S
         if repeated.any():
             raise InvalidQuery(f"{field}.indices", int(numbers[1:][repeated][0]), "each feature number once")
         indices[indptr[i] : indptr[i + 1]], values[indptr[i] : indptr[i + 1]] = numbers, wide[order]
-    rows = SparseRows(indptr, indices, values, kind.width)
+    rows = SparseRows(indptr, indices, values, kind.width).without_zeros()
     return QueryBatch(kind, rows.normalised() if kind.unit else rows)
 
 

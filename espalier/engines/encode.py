@@ -74,6 +74,11 @@ class Encoder:
                 log.warning("%s version %d: live items do not count in histories (%s)", manifest.name, manifest.version, error)
         self._is_open_for_live_items = True
 
+    @property
+    def counts_live_items(self) -> bool:
+        """See `Pipeline`."""
+        return self._live is not None
+
     def of(
         self,
         queries: QueryBatch,

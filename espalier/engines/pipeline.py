@@ -88,6 +88,11 @@ class Pipeline:
         """See `Engine`."""
         return self.tree_search.rounding * (1 if self._stacker is None else STRETCH)
 
+    @property
+    def counts_live_items(self) -> bool:
+        """Whether live items count in histories, once there are some. If not, they are unknown there."""
+        return self._encoder.counts_live_items
+
     def set_overlay(self, overlay: Overlay | None) -> None:
         """Set the live items for all later calls; None: there are none. Any thread may call it."""
         if overlay is None or overlay.is_empty:

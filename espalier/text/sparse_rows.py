@@ -88,6 +88,13 @@ class SparseRows:
         entries = slice(int(self.indptr[begin]), int(self.indptr[end]))
         return SparseRows(self.indptr[begin : end + 1] - self.indptr[begin], self.indices[entries], self.values[entries], self.width)
 
+    def without_zeros(self) -> SparseRows:
+        """The rows without entries of value 0: a feature with this value is one that the row lacks."""
+        kept = self.values != 0
+        if kept.all():
+            return self
+        return SparseRows(np.append(0, np.cumsum(kept))[self.indptr], self.indices[kept], self.values[kept], self.width)
+
     def normalised(self) -> SparseRows:
         """Rows of length 1 (L2); empty ones stay empty."""
         unit = np.empty_like(self.values)

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import orjson
 import pyarrow as pa
 from fastapi import Path, Query, Request
+from pydantic_core import from_json
 from starlette.responses import Response
 
 from espalier.bundle import Bundle
@@ -110,8 +111,8 @@ def _object(field: str, text: str) -> dict[str, Any]:
     if len(text) > MAX_FILTER:
         raise InvalidQuery(field, text, f"at most {MAX_FILTER} characters")
     try:
-        document = orjson.loads(text)
-    except orjson.JSONDecodeError as error:
+        document = from_json(text)  # as in the body of POST /retrieve: orjson reads integers of more than 64 bits as floats
+    except ValueError as error:
         raise InvalidQuery(field, text, f"a JSON object ({error})") from error
     if not isinstance(document, dict):
         raise InvalidQuery(field, text, "a JSON object")

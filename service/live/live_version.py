@@ -101,6 +101,11 @@ class LiveVersion:
         return self._newest
 
     @property
+    def counts_in_histories(self) -> bool:
+        """Whether live items count in histories; if not, they are unknown there."""
+        return self._engine is not None and self._engine.counts_live_items
+
+    @property
     def items(self) -> Items:
         return self._view.items
 

@@ -20,7 +20,7 @@ from espalier.items import Items
 from espalier.live.filtered import LiveFilters
 from espalier.live.items import LiveItem, LiveItems
 from espalier.live.masks import eligible_rows
-from espalier.live.overlay import PARENT, Overlay
+from espalier.live.overlay import PARENT, SLOT, Overlay
 from espalier.masks.filters import Filter
 from espalier.memory import Memory
 from espalier.rerank.features import LiveCandidates
@@ -119,6 +119,16 @@ class View:
         entry = leaves.of_handles(np.array([handle]))  # 0 if it was deleted meanwhile
         above = tree.ancestors(leaves.column(PARENT, entry))[0, 1:] if entry[0] else np.full(tree.height, -1)  # from the root to the parent
         return np.append(above, tree.node_count + handle)
+
+    def fold_order(self, tree: Tree, t: int, nodes_W: Int64) -> Int64:
+        """int64[W]: numbers in the order of (parent, slot), which leaves have after a fold. nodes_W: leaves of a trace of tree number t."""
+        is_live_W, leaves = nodes_W >= tree.node_count, self.overlay.trees[t]
+        trained_W = np.where(is_live_W, 0, nodes_W)
+        parent_W = tree.parent[trained_W]
+        slot_W = trained_W - tree.first_child[parent_W]
+        entries = leaves.of_handles(nodes_W[is_live_W] - tree.node_count)
+        parent_W[is_live_W], slot_W[is_live_W] = leaves.column(PARENT, entries), leaves.column(SLOT, entries)
+        return np.argsort(np.lexsort((slot_W, parent_W)))
 
     def weights_of(self, t: int, handle: int, features: Int32) -> Float32:
         """float32[F]: the weights of some features in a live leaf of tree number t."""

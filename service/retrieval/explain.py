@@ -120,8 +120,8 @@ class _Query:
         self.merges_trees = len(traced) > 1 or bundle.manifest.stacking is not None
         last_result = None if self.merges_trees else result
         self.trees = [
-            _TreeSearch(view, tree_index, bundle_tree.tree, [_Level(view, bundle_tree.tree, level, last_result, b) for level in trace])
-            for tree_index, (bundle_tree, trace) in enumerate(traced)
+            _TreeSearch(view, t, bundle_tree.tree, [_Level(view, t, bundle_tree.tree, level, last_result, b) for level in trace])
+            for t, (bundle_tree, trace) in enumerate(traced)
         ]
         self.retrieved_M = result.item_rows_BM[b, : result.count_B[b]]
         self.ranks_M, self.keys_M = result.ranks_BM[b], result.keys_BM[b]
@@ -226,10 +226,11 @@ def _memory(view: View, memory: Memory, history_T: Array, item: int) -> dict[str
 class _Level:
     """One level of the search for query b: its candidates with their ranks and keys, and which of them were kept.
 
+    t       the tree's number in a forest, from 0
     result  of a single tree: its items are the kept nodes of the last level. None in a forest, whose trees keep all leaves that they score
     """
 
-    def __init__(self, view: View, tree: Tree, trace: LevelTrace, result: SearchResult | None, b: int) -> None:
+    def __init__(self, view: View, t: int, tree: Tree, trace: LevelTrace, result: SearchResult | None, b: int) -> None:
         present_C = trace.candidates_BC[b] >= 0
         self.level, self.candidates_C = trace.level, trace.candidates_BC[b][present_C]
         self.ranks_C, self.keys_C = trace.candidate_ranks_BC[b][present_C], trace.candidate_keys_BC[b][present_C]
@@ -237,10 +238,11 @@ class _Level:
         if result is not None and trace.level == tree.height:
             kept_K = view.leaves_of(tree, result.item_rows_BM[b, : result.count_B[b]])
         self.kept_C = np.isin(self.candidates_C, kept_K[kept_K >= 0])
+        self.order_C = self.candidates_C if trace.level < tree.height else view.fold_order(tree, t, self.candidates_C)  # of equal keys
 
     def nodes(self) -> dict[str, Any]:
         """The candidates with their keys: first the kept ones, then the others, both by descending key."""
-        order = np.lexsort((self.candidates_C, -self.keys_C, ~self.kept_C))
+        order = np.lexsort((self.order_C, -self.keys_C, ~self.kept_C))
         return {"nodes": self.candidates_C[order], "keys": self.keys_C[order]}
 
     def ancestor(self, node: int) -> dict[str, Any]:
@@ -249,8 +251,8 @@ class _Level:
         positions = np.flatnonzero(self.candidates_C == node)
         if len(positions) == 0:
             return entry
-        key = self.keys_C[positions[0]]
-        better_nodes = np.count_nonzero((self.keys_C > key) | ((self.keys_C == key) & (self.candidates_C < node)))
+        key, order = self.keys_C[positions[0]], self.order_C[positions[0]]
+        better_nodes = np.count_nonzero((self.keys_C > key) | ((self.keys_C == key) & (self.order_C < order)))
         place, kept = int(better_nodes) + 1, bool(self.kept_C[positions[0]])
         return entry | {"rank": float(self.ranks_C[positions[0]]), "key": float(key), "place": place, "kept": kept}
 

@@ -31,6 +31,7 @@ from espalier.queries import (
     encode_histories,
     encode_texts,
     encode_vectors,
+    pad_histories,
 )
 from espalier.rerank.features import CallerFeatures
 from espalier.search import NodeMask, SearchParams, padded
@@ -144,7 +145,11 @@ def encode(checked: CheckedRequest, view: View, widen: float, mask: NodeMask | N
     eligible = view.eligible(mask)
     if eligible is not None:
         beam_size = min(widened_beam(beam_size, eligible, view.count, widen), model.bundle.manifest.search.max_beam_size)
-    batch, history_rows = _encode_queries(queries, model, items)
+    batch, seen_rows = _encode_queries(queries, model, items)
+    history_rows = seen_rows  # without the live items that are unknown in histories; those may still be excluded
+    if isinstance(batch.kind, HistoryKind) and not view.overlay.is_empty and not model.live.counts_in_histories:
+        history_rows = [np.where(rows < view.overlay.items, rows, -1) for rows in seen_rows]
+        batch = pad_histories(batch.kind, history_rows)
     excluded, unknown, caller_features = [], [], []
     for b, query in enumerate(queries):
         exclude_rows = items.rows_of(query.exclude) if query.exclude else _NO_ROWS
@@ -153,7 +158,7 @@ def encode(checked: CheckedRequest, view: View, widen: float, mask: NodeMask | N
             rows = items.rows_of(list(query.item_features)) if query.item_features else _NO_ROWS
             caller_features.append(_caller_features(query, rows))
             ids += _unknown_ids(list(query.item_features), rows)
-        excluded.append(np.concatenate([history_rows[b], exclude_rows]) if query.exclude_seen else exclude_rows)
+        excluded.append(np.concatenate([seen_rows[b], exclude_rows]) if query.exclude_seen else exclude_rows)
         unknown.append(list(dict.fromkeys(ids)))
     exclude_BE = padded(excluded) if any(map(len, excluded)) else None  # an unknown id's row, −1, equals NO_ITEM, the padding
     params = SearchParams.uniform(len(queries), beam_size, max(checked.m, checked.depth), exclude_BE, trace=checked.traced, mask=mask)

@@ -80,8 +80,8 @@ def _queries_with_states(query: ShardQuery, model: LoadedModel, shard: ShardVers
         if bundle.memory is None:
             raise InvalidMessage("memory", "arrays", "none, because the model has no memory")
         limit = LARGEST / 2 / bundle.memory.key_weight
-        if query.memory.values.max(initial=0) > limit:
-            raise InvalidMessage("memory.values", float(query.memory.values.max()), f"at most {limit:g}")
+        if (largest := float(query.memory.values.max(initial=0))) > limit:  # as a Python float: the limit may exceed float32
+            raise InvalidMessage("memory.values", largest, f"at most {limit:g}")
         memory = with_levels_above(bundle.tree, shard.local.memory(query.memory))
     rows = queries.rows
     if isinstance(queries.kind, HistoryKind) and (bundle.memory is None or memory is not None):  # the engine does not read them

@@ -27,7 +27,7 @@ from espalier.model import Model
 from espalier.queries import HistoryKind, QueryBatch, encode_histories
 from espalier.search import SearchParams, SearchResult
 from tests import ROOT
-from tests.espalier.second_stages import with_stacking
+from tests.espalier.second_stages import F, with_stacking
 
 SAMPLE = ROOT / "models/debian-depends"
 HISTORIES = [["nginx", "postgresql"], ["libsdl2-2.0-0", "libgl1"], ["no such package", "perl"], []]
@@ -244,6 +244,17 @@ def test_an_item_that_a_tree_scored_is_below_m_where_trees_are_merged(tmp_path: 
     scored = {*stacked.search([query], m=len(ids), beam_size=2).column("item").to_pylist()}
     assert found["below_m"]["item"] in scored
     assert found["pruned"]["item"] not in scored
+
+
+@pytest.mark.parametrize("nothing", [0.0, 1e-60])
+def test_a_feature_of_value_0_changes_nothing(tmp_path: Path, nothing: float) -> None:
+    """Stacking reads how many features a query has. 1e-60 is 0 as float32."""
+    stacked = Model(with_stacking(tmp_path, 3)[0], "cpu", frame="arrow")
+    numbers, values = [1, 4, 6, 7, 8], [1.0, 0.5, nothing, nothing, nothing]
+    sparse = sp.csr_array((np.array(values), np.array(numbers), [0, 5]), shape=(1, F))
+    expected = stacked.search([(numbers[:2], values[:2])], 5)
+    for queries in ([(numbers, values)], sparse, sparse.toarray()):
+        assert stacked.search(queries, 5).equals(expected)
 
 
 def test_an_item_of_the_history_that_the_model_leaves_out_was_not_cut(tmp_path: Path) -> None:

@@ -283,9 +283,18 @@ def test_wrong_values_are_named(books: Running, params: dict[str, str], field: s
     assert (refused["status"], refused["errors"][0]["field"]) == (422, field)
 
 
+@pytest.mark.parametrize("value", [str(2**70), "NaN", "1e400"])
+def test_numbers_of_a_filter_are_read_as_those_of_a_query(books: Running, value: str) -> None:
+    conditions = f'{{"colour": [{value}]}}'
+    refused = books.client.get("/models/books/facets", params={"column": "colour", "filter": conditions})
+    body = f'{{"queries": [{{"history": []}}], "filter": {conditions}}}'
+    by_search = books.client.post("/retrieve", content=body, headers={"content-type": "application/json"})
+    assert problem(refused)["errors"] == problem(by_search)["errors"]
+
+
 async def test_a_filter_of_a_megabyte_is_refused_before_it_is_parsed(books: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """The client of the tests makes no such address, so the application is called itself."""
-    monkeypatch.setattr("service.http.console_routes.orjson.loads", lambda _: pytest.fail("it was parsed"))
+    monkeypatch.setattr("service.http.console_routes.from_json", lambda _: pytest.fail("it was parsed"))
     query = b"column=colour&filter=" + quote(json.dumps({"colour": ["x" * (1 << 20)]})).encode()
     sent: list[Any] = []
 

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from numpy.testing import assert_allclose
 
+from benchmarks.random_bundles import make_bundle, product_graphs, random_memory, random_tree
 from espalier.bundle import Bundle
 from espalier.errors import EspalierError, InvalidInput
 from espalier.items import Items
@@ -21,15 +23,18 @@ from espalier.label_counts import LabelCounts
 from espalier.live.journal import Journal
 from espalier.live.journal_upkeep import erase_user
 from espalier.live.operations import ItemBody
+from espalier.memory import BUCKETS
 from espalier.placement.parents import Parents
 from espalier.placement.placer import Candidates
+from espalier.tree import complete_tree
 from service.entity_tags import Condition
 from service.errors import CatalogueFull, Conflict, NotFound, NotReady, PreconditionFailed
 from service.live import live_version
 from service.live.catalogue_types import Delete, ItemOutcome, Put, tag_of
+from tests.espalier.live.test_oracle import scaled_by_node_rows
 from tests.rankers import add_ranker
 from tests.service.live_running import ALL, ByTitle, Live, Nearest, add_version, live_service, models
-from tests.service.running import ITEMS, Running, counted
+from tests.service.running import ITEMS, Running, counted, ids
 from tests.waiting import until
 
 __all__ = ["models"]
@@ -483,6 +488,46 @@ def test_an_explanation_says_that_an_item_is_live_and_since_when(live: Live) -> 
     filtered = explained(live, "new", "item-4", filter={"colour": ["red"]})
     assert filtered["item-4"]["outcome"] == "filtered"
     assert filtered["new"]["outcome"] != "filtered"
+
+
+def test_a_live_item_that_does_not_count_in_histories_is_unknown_there_but_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model leaves out the newest item of a history that it knows, which is item 2."""
+    rng = np.random.default_rng(6)
+    tree, graphs = random_tree(rng, 3, 3), product_graphs(rng, 4, True)
+    query = scaled_by_node_rows(onnx.load_from_string(graphs.query_onnx)).SerializeToString()
+    memory = replace(random_memory(rng, tree.item_count, 4, integer=False), left_out=np.arange(BUCKETS) == 0)
+    limits: dict[str, Any] = {"max_beam_size": 64, "max_m": 40}
+    bundle = make_bundle(tmp_path, rng, tree, "product", graphs=graphs._replace(query_onnx=query), memory=memory, name="books", **limits)
+    items = [*bundle.items.ids_of(np.arange(tree.item_count)), "new"]
+    history = {"history": ["item-1", "item-2", "new"]}
+    with live_service(tmp_path, monkeypatch, max_explained=len(items)) as live:
+        live.put("new", like=("item-1",))
+        answered, without_seen = live.running.retrieve(queries=[history, history | {"exclude_seen": True}], explain_items=items, **ALL)[
+            "results"
+        ]
+    assert answered["unknown"] == without_seen["unknown"] == ["new"]
+    entries = {entry["id"]: entry for entry in answered["explain"]["items"]}
+    assert {item for item in items if entries[item]["outcome"] == "excluded"} == {"item-2"} == {*items} - {*ids(answered)}
+    assert {*items} - {*ids(without_seen)} == {"item-1", "item-2", "new"}
+    parts = {item: entries[item]["memory"]["part"] for item in ids(answered)}
+    assert any(parts.values())
+    assert_allclose([entries[item]["key"] - entries[item]["rank"] for item in parts], [*parts.values()], atol=1e-4)
+
+
+def test_of_equal_keys_an_explanation_has_the_order_of_the_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = complete_tree(np.arange(8), 2)
+    rows = np.zeros((tree.node_count, 4), np.float32)
+    make_bundle(tmp_path, np.random.default_rng(0), tree, "product", rows=rows, name="books", max_beam_size=64, max_m=40)
+    items = [*(f"item-{i}" for i in range(8)), "new"]
+    with live_service(tmp_path, monkeypatch, max_explained=len(items)) as live:
+        live.put("new", like=("item-0",))
+        whole = ids(live.running.retrieve(queries=[{"history": []}], **ALL)["results"][0])
+        found = live.running.retrieve(queries=[{"history": []}], explain_items=items, explain_nodes=True, **(ALL | {"m": 5}))["results"][0]
+    assert whole.index("new") == 2, "it comes after both items of its parent"
+    last = {entry["id"]: entry["path"][-1] for entry in found["explain"]["items"]}
+    assert [last[item]["place"] for item in whole] == [*range(1, 10)]
+    assert [last[item]["kept"] for item in whole] == [True] * 5 + [False] * 4
+    assert found["explain"]["levels"][-1]["nodes"] == [last[item]["node"] for item in whole]
 
 
 @pytest.mark.settings(widen=1)

@@ -323,13 +323,14 @@ def test_rows_that_are_wrong_say_where(indptr: list[int], indices: list[int], va
 
 
 def test_files_of_the_repository_are_read(tmp_path: Path) -> None:
-    text = "4 5 3\n2,0 3:0.5 1:2\n 0:1e-1\n1 \n\n\n \n"  # blank lines may follow the points
+    text = "4 5 3\n2,0 3:0.5 0:0 1:2 4:1e-60\n 0:1e-1\n1 \n\n\n \n"  # blank lines may follow the points
     (tmp_path / "a.txt").write_text(text)
     with gzip.open(tmp_path / "a.txt.gz", "wt") as file:
         file.write(text)
     for name in ("a.txt", "a.txt.gz"):
         data = read_xmc(tmp_path / name)
         assert_allclose(data.points.toarray(), [[0, 2, 0, 0.5, 0], [0.1, 0, 0, 0, 0], [0.0] * 5, [0.0] * 5], rtol=1e-6)
+        assert data.points.nnz == 3, "a feature of value 0 is as if it were not there"
         assert_array_equal(data.labels.toarray(), [[1, 0, 1], [0, 0, 0], [0, 1, 0], [0, 0, 0]])
         part = data.take(np.array([2, 0]))
         assert_array_equal(part.labels.toarray(), [[0, 1, 0], [1, 0, 1]])

@@ -96,8 +96,8 @@ def read_xmc(path: Path, label_weights: bool | None = None) -> LabelledPoints:
 
     label_weights  whether labels are written as label:weight, so that a point without labels begins with a space. None: yes if some line
                    begins with several such pairs, separated by commas. A single pair could be a point's first feature
-    A label without a weight has the weight 1; labels of weight 0 are left out. Raises InvalidData, which names the line, if a file is not
-    in the format.
+    A label without a weight has the weight 1; labels of weight 0 and features of value 0 are left out. Raises InvalidData, which names the
+    line, if a file is not in the format.
     """
     weighted = begins_with_weights(path) if label_weights is None else label_weights
     with reading(path) as (header, lines):
@@ -191,6 +191,7 @@ def parse_points(path: Path, body: Sequence[bytes], header: Header, first: int, 
     except InvalidQuery:
         _check_each(path, rows, first)
         raise
+    points.eliminate_zeros()
     arrays = np.array(weights, np.float32), np.array(labels, np.int32), labels_from
     return LabelledPoints(points, csr_array(arrays, shape=(len(body), header.labels)))
 

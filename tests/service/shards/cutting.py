@@ -23,8 +23,8 @@ KINDS = ("product", "product memory", "history", "vector", "linear", "forest")
 LIMITS: dict[str, Any] = {"beam_size": 10, "m": 5, "max_beam_size": 64, "max_m": 40}
 
 
-def whole_bundle(folder: Path, kind: str = "product", version: int = 1, seed: int = 5) -> Bundle:
-    """A bundle of the name `books` with integer weights, in which some leaves are vacant."""
+def whole_bundle(folder: Path, kind: str = "product", version: int = 1, seed: int = 5, key_weight: float = 2) -> Bundle:
+    """A bundle of the name `books` with integer weights, in which some leaves are vacant. key_weight: of a memory."""
     rng = np.random.default_rng(seed)
     tree = random_tree(rng, 3, 4, empty_share=0.2)
     names: dict[str, Any] = {"name": "books", "version": version} | LIMITS
@@ -32,7 +32,7 @@ def whole_bundle(folder: Path, kind: str = "product", version: int = 1, seed: in
         others = [] if kind == "linear" else [tree_over(rng, tree.item_count, 3)]
         return make_linear_bundle(folder, rng, tree, Ranking(own="log_activation", gamma=1.0), others=others, **names)
     base, *parts = kind.split()
-    memory = replace(random_memory(rng, tree.item_count, 3), key_weight=2.0) if parts else None
+    memory = replace(random_memory(rng, tree.item_count, 3), key_weight=key_weight) if parts else None
     chosen: Any = base
     return make_bundle(folder, rng, tree, chosen, 0.5, memory=memory, **names)
 

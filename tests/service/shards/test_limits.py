@@ -24,7 +24,7 @@ from espalier.shards.messages import MEDIA_TYPE, MaskBits, ShardAnswer, ShardQue
 from service.models.probe import Probe
 from service.shards import search as search_module
 from tests.service.running import Json, Running, bearer, problem, run, total
-from tests.service.shards.cutting import cut, post, queries_of, query_for, search
+from tests.service.shards.cutting import cut, post, queries_of, query_for, search, whole_bundle
 
 MAX_QUERIES, MAX_VALUES = 8, 200
 
@@ -129,6 +129,16 @@ def test_what_is_beyond_them_or_does_not_fit_the_shard_is_refused_by_its_name(
     before = limited.refusals("invalid")
     assert limited.error(change(limited.query(**asked)))["field"] == field
     assert limited.refusals("invalid") == before + 1
+
+
+def test_memory_may_be_large_where_its_weight_is_small(tmp_path: Path) -> None:
+    """Half of the largest key, divided by the weight, is more than a float32 holds."""
+    whole = whole_bundle(tmp_path / "whole", "product memory", key_weight=1e-3)
+    shards = cut(whole, tmp_path / "shards")
+    with run(tmp_path / "shards", partial(open_engine, device="cpu")) as service:
+        memory = MemoryLists(np.array([0, 0, 1]), np.array([shards[0].tree.node_count - 1]), np.array([3e38], np.float32))
+        one = Limited(service, whole, shards)
+        assert one.taken(one.query(memory=memory)).result.count_B.min() >= 4
 
 
 def test_masks_are_bounded_and_asked_for_where_a_shard_lacks_them(limited: Limited) -> None:
