@@ -161,7 +161,12 @@ NO_TIME = r"row 3 \(from 0\), column timestamp: got null, expected an ISO 8601 d
         (
             log().with_columns(item=pl.concat_list("item")),
             {"user": None, "query": "user", "kind": None},
-            r"^data frame: column item: got 'a column of List\(String\)', expected a column that can be read as String",
+            r"^data frame: column item: got 'large_list<item: large_string>', expected strings or integers in column 'item'",
+        ),
+        (
+            log().with_columns(item=0.5),
+            {"user": None, "query": "user", "kind": None},
+            r"^data frame: column item: got 'double 0\.5', expected strings, or whole numbers below 2\^53, in column 'item': convert",
         ),
         (log(), {"items": ITEMS.vstack(ITEMS)}, r"^items: row 96 \(from 0\), column id: got 'i0-.*', expected each id once; row 0"),
         (log(), {"items": pl.DataFrame({"id": ["x"]})}, r"^items: got \['x'\], expected ids of the log's items, such as 'i0-0'"),
