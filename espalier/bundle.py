@@ -138,11 +138,13 @@ class Bundle:
         """All trees of a bundle of linear scorers, each with its weights."""
         return tuple(TreeChunks(bundle.tree, bundle.chunks) for bundle in self.alone)
 
-    @cached_property
+    @property
     def alone(self) -> tuple[Bundle, ...]:
         """One bundle for each tree of a forest, with that tree alone. A bundle of one tree gives itself."""
-        if not self.manifest.trees:
-            return (self,)
+        return self._of_each_tree if self.manifest.trees else (self,)  # which it does not hold: a cycle would keep its files
+
+    @cached_property
+    def _of_each_tree(self) -> tuple[Bundle, ...]:
         first = self.manifest.model_copy(update={"trees": (), "tail": None, "stacking": None, "shard": None})
         others = (first.model_copy(update={"tree": other.tree, "scorer": other.scorer}) for other in self.manifest.trees)
         return tuple(Bundle(self.path, manifest, tree_index) for tree_index, manifest in enumerate((first, *others)))

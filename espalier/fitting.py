@@ -60,6 +60,8 @@ def fit(
     for field, name in columns.items():
         if not isinstance(name, str | None):
             raise InvalidInput(field, name, "the name of a column, a string")
+    if user is not None and query is not None:
+        raise InvalidInput("user, query", f"{user!r} and {query!r}", "one of them: histories have users, logs of texts have queries")
     check_device(device)
     with owned_folder() as folder:
         if out is not None:

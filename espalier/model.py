@@ -103,9 +103,9 @@ class Model:
         self._owns_folder = False
 
     def owns(self, folder: Path) -> None:
-        """Delete a folder when the model is garbage-collected."""
+        """Delete a folder when the model's bundle is garbage-collected, which reads its files when they are needed."""
         self._owns_folder = self.bundle.path.is_relative_to(folder)
-        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        weakref.finalize(self.bundle, shutil.rmtree, folder, ignore_errors=True)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Unpickling opens the same folder; a folder that is deleted with the model goes into the pickle."""
@@ -358,7 +358,7 @@ class Model:
         else:
             lists = [self._with_unknown(ids) for ids in histories(log, user, item, time).lists.values() if len(ids) > 1]
             known = [np.where(rows < len(self.bundle.items), rows, NO_ITEM) for rows in lists]
-            halves = [(rows[: -(-len(rows) // 2)], rows[-(-len(rows) // 2) :]) for rows in known]
+            halves = [(rows[: len(rows) // 2], rows[len(rows) // 2 :]) for rows in known]  # as the split "users" cuts lists
             pairs = [(first, last[last >= 0]) for first, last in halves if (first >= 0).any() and (last >= 0).any()]
             relevant = [(rows[len(first) :], last) for rows, (first, last) in zip(lists, halves, strict=True)]
             unknown = Unknown.of(relevant, len(pairs))
@@ -501,7 +501,12 @@ def _limited(field: str, values: Any, limit: int) -> list[int]:
 
 def _history_of(position: int, query: Any) -> list[str]:
     items = _listed(f"queries[{position}].history", query, "a list of item ids, the newest last")
-    return [_id_of(f"queries[{position}].history[{i}]", item) for i, item in enumerate(items) if item is not None]
+    return [_id_of(f"queries[{position}].history[{i}]", item) for i, item in enumerate(items) if not _is_missing(item)]
+
+
+def _is_missing(item: object) -> bool:
+    """Whether a cell of a data frame is empty."""
+    return item is None or (isinstance(item, float | np.floating) and bool(np.isnan(item)))
 
 
 def _id_of(field: str, value: object) -> str:

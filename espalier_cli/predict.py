@@ -118,6 +118,8 @@ def check_written(option: str, out: Path, *others: Path) -> None:
     """Raise InvalidInput unless a file can be written there that is none of the others."""
     if out.is_dir() or not out.absolute().parent.is_dir():
         raise InvalidInput(option, str(out), "a file in a folder that exists")
+    if out.exists() and not out.is_file():
+        raise InvalidInput(option, str(out), "a file, not a device or a pipe, which would be replaced")
     if out.resolve() in [other.resolve() for other in others]:
         raise InvalidInput(option, str(out), "a file that is not read or written otherwise: it would be replaced")
 

@@ -423,7 +423,7 @@ def compare(
 
     beams = None if beam is None else _numbers("--beam", beam)
     columns = {"user": user, "item": item, "time": at, "query": query}
-    command.check_options(minutes, beams, metrics, plot)
+    command.check_options(minutes, beams, metrics, plot, json_file)
     with _configuration(file, config, columns) as configuration:
         if queries_to is not None:
             measured = {"--own": own, "--methods": methods, "--beam": beam, "--metrics": metrics, "--segments": segments}

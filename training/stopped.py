@@ -44,8 +44,7 @@ def writes(out: Path) -> Iterator[None]:
     except OSError as error:
         if not is_full(error):
             raise
-        folder = next(folder for folder in out.absolute().parents if folder.is_dir())
-        raise EspalierError(f"{error}{free_space(folder)}") from error
+        raise EspalierError(f"{error}{free_space(out.absolute().parent)}") from error
 
 
 def _resume_point(work: Path) -> str:
@@ -67,7 +66,11 @@ def is_full(error: Exception) -> bool:
 
 
 def free_space(folder: Path | None = None) -> str:
-    """The free space of a folder (None: the current one) and of the folder for temporary files, which get most of the data."""
+    """The free space of a folder (None: the current one) and of the folder for temporary files, which get most of the data.
+
+    A folder that was not made, or was deleted after the error, has the space of its first parent that is there.
+    """
+    folder = folder and next(parent for parent in (folder, *folder.absolute().parents) if parent.is_dir())
     temporary, free = (shutil.disk_usage(path).free >> 20 for path in (tempfile.gettempdir(), folder or "."))
     here = "here" if folder is None else f"in {folder}"
     return f"; {free:,} MiB are free {here}, {temporary:,} MiB in {tempfile.gettempdir()} (another folder: TMPDIR), where logs are read"

@@ -92,7 +92,10 @@ def only_run(work: Path) -> Iterator[None]:
     """
     lock = work.with_suffix(".lock")
     new_folders = [folder for folder in (lock.parent, *lock.parent.parents) if not folder.exists()]
-    make_folder(lock.parent)
+    try:
+        make_folder(lock.parent)
+    except (FileNotFoundError, PermissionError) as error:  # /proc says that everything can be written to
+        raise InvalidConfig(option("out"), str(_out_of(lock)), f"a folder that can be written to ({error})") from error
     try:
         descriptor = _locked(lock)
         try:
@@ -116,9 +119,13 @@ def _locked(lock: Path) -> int:
             make_folder(lock.parent)
             continue
         if descriptor is None:
-            out = lock.parent / lock.stem.removeprefix(".")
-            raise InvalidConfig(option("out"), str(out), "a version or a file that no other run is writing now")
+            raise InvalidConfig(option("out"), str(_out_of(lock)), "a version or a file that no other run is writing now")
         with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(descriptor), lock.stat()):
                 return descriptor
         os.close(descriptor)  # between opening and locking, its holder ended and deleted the file
+
+
+def _out_of(lock: Path) -> Path:
+    """The version or file that a lock is for."""
+    return lock.parent / lock.stem.removeprefix(".")

@@ -30,6 +30,9 @@ PARQUET_ROWS = 1 << 16
 SAMPLE_BYTES = 1 << 20
 SEPARATORS = ("::", "\t", ",", ";", "|", " ")
 POSITIONS = {"user": 0, "item": 1}
+ZIPPED = b"\x1f\x8b"
+COMPRESSED = {ZIPPED: "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zXZ\0": "xz", b"PK\3\4": "zip"}
+"""First bytes of a file → how it is compressed."""
 
 
 @dataclass(frozen=True)
@@ -152,6 +155,7 @@ def look(log: Path, column_options: Mapping[str, str | None], scratch: Path) -> 
     if is_parquet(log):
         batch = first_rows(log, scratch, ROWS)
         return Layout(log, {"format": "parquet"}, dict(zip(batch.schema.names, batch.columns, strict=True)), column_options, ["Parquet"])
+    _check_compression(log)
     encoding = encoding_of(log)
     with open_text(TextTableFile(log, "", encoding=encoding), None) as text:
         sample = text.read(SAMPLE_BYTES).decode("utf-8", "replace")
@@ -163,12 +167,22 @@ def look(log: Path, column_options: Mapping[str, str | None], scratch: Path) -> 
     return _text(log, lines[:ROWS], column_options, form, notes)
 
 
+def _check_compression(log: Path) -> None:
+    """Raise InvalidData for a compressed file that is not named as one that is read."""
+    with log.open("rb") as file:
+        begin = file.read(max(map(len, COMPRESSED)))
+    for magic, name in COMPRESSED.items():
+        if begin.startswith(magic) and not (magic == ZIPPED and log.suffix == ".gz"):
+            expected = f"a name that ends in .gz, {log.name}.gz" if magic == ZIPPED else "text, Parquet or gzip: decompress it first"
+            raise InvalidData(log.name, f"a file compressed by {name}", expected)
+
+
 def _text(log: Path, lines: list[str], column_options: Mapping[str, str | None], form: dict[str, Any], notes: list[str]) -> Layout:
     """A table, if some separator splits nearly all lines into the same number of fields, at least two; otherwise lists of ids.
 
     form, notes  of Layout, as far as they are known
     """
-    if lines and re.match(r"(\[\s*)?\{|\[\s*$", lines[0]):
+    if lines and re.match(r"(\[\s*)?\{|\[\s*($|\[|[^\[\]]*\],?\s*$)", lines[0]):
         raise InvalidData(f"{log.name}: first line", lines[0], "CSV, TSV, lists of ids or Parquet, and this looks like JSON")
     splits = [_split(lines, separator) for separator in SEPARATORS]
     splits = [split for split in splits if split.rows and len(split.rows[0]) > 1 and min(map(len, split.full_rows)) > 1]

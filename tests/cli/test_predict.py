@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -311,11 +312,14 @@ def test_no_file_that_is_read_or_written_otherwise_is_replaced(queries: Path, tm
     link.symlink_to(queries)
     embed = partial(embed_main, prog="espalier embed")
     asked = ["--model", str(SAMPLE), "--queries", str(queries)]
-    assert run("--model", SAMPLE, "--queries", queries, "--out", link, "--workers", 1) == 1
+    os.mkfifo(tmp_path / "pipe")
+    for out in (link, tmp_path / "pipe"):
+        assert run("--model", SAMPLE, "--queries", queries, "--out", out, "--workers", 1) == 1
+    assert (tmp_path / "pipe").is_fifo()
     assert embed([*asked, "--states", str(link)]) == 1
     assert embed([*asked, "--items", str(new), "--states", str(new)]) == 1
     said = capsys.readouterr().err
-    assert [line.partition(":")[2].partition(":")[0].strip() for line in said.splitlines()] == ["--out", "--states", "--states"]
+    assert [line.partition(":")[2].partition(":")[0].strip() for line in said.splitlines()] == ["--out", "--out", "--states", "--states"]
     assert (queries.read_bytes(), new.exists()) == (content, False)
 
 

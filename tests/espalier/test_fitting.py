@@ -85,6 +85,8 @@ def test_a_model_without_a_folder_goes_with_its_files(temporary: Path) -> None:
     assert [*temporary.iterdir()]
     del model
     assert not [*temporary.iterdir()]
+    assert espalier.fit(q, query="q", item="i").bundle.label_counts() is not None, "the bundle keeps its files"
+    assert not [*temporary.iterdir()]
 
 
 def test_what_is_wrong_is_named_and_leaves_nothing(tmp_path: Path, temporary: Path) -> None:
@@ -161,7 +163,12 @@ NO_TIME = r"row 3 \(from 0\), column timestamp: got null, expected an ISO 8601 d
         (
             log().with_columns(item=pl.concat_list("item")),
             {"user": None, "query": "user", "kind": None},
-            r"^data frame: column item: got 'a column of List\(String\)', expected a column that can be read as String",
+            r"^data frame: column item: got 'large_list<item: large_string>', expected strings or integers in column 'item'",
+        ),
+        (
+            log().with_columns(item=0.5),
+            {"user": None, "query": "user", "kind": None},
+            r"^data frame: column item: got 'double 0\.5', expected strings, or whole numbers below 2\^53, in column 'item': convert",
         ),
         (log(), {"items": ITEMS.vstack(ITEMS)}, r"^items: row 96 \(from 0\), column id: got 'i0-.*', expected each id once; row 0"),
         (log(), {"items": pl.DataFrame({"id": ["x"]})}, r"^items: got \['x'\], expected ids of the log's items, such as 'i0-0'"),
@@ -184,6 +191,7 @@ NO_TIME = r"row 3 \(from 0\), column timestamp: got null, expected an ISO 8601 d
             {},
             r"^data frame: column user: got 'double 0\.5', expected strings, or whole numbers below 2\^53, in column 'user': convert",
         ),
+        (log(), {"query": "user"}, "^user, query: got \"'user' and 'user'\", expected one of them: histories have users"),
         (log(), {"items": pl.DataFrame({"no": ["i0-1"]})}, r"^items: got \['no'\], expected a column named 'id'"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,7 +20,7 @@ from espalier.search import NO_ITEM
 from tests.pictures import Pictures
 from tests.training.logs import Clock
 from training.compare import command, contest, figures, recipe
-from training.compare.command import show
+from training.compare.command import check_options, show
 from training.compare.compare import CompareOptions, compare
 from training.compare.figures import Figures, figures_of, paired
 from training.compare.plan import USED
@@ -322,6 +323,15 @@ def test_a_damaged_report_is_refused(tmp_path: Path, damaged: bytes) -> None:
     (tmp_path / "rows.json").write_bytes(damaged)
     with pytest.raises(InvalidConfig, match="--json"):
         continued({"rows": []}, tmp_path / "rows.json", (), ("rows",))
+
+
+def test_a_device_or_a_pipe_is_neither_read_nor_replaced_by_a_report(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for file in (tmp_path, tmp_path / "pipe"):
+        with pytest.raises(InvalidConfig, match=r"^--json: got .*, expected a file, not a folder, a device or a pipe"):
+            check_options(None, None, None, None, file)
+    assert (tmp_path / "pipe").is_fifo()
+    assert check_options(None, None, None, None, tmp_path / "new.json") == []
 
 
 def test_methods_that_ended_early_are_run_again_with_more_time(log: Path, tmp_path: Path) -> None:

@@ -360,6 +360,33 @@ def test_the_verdict_follows_from_differences_intervals_and_times(
     assert ("; fused: 10 s to train, 2.0 MB, 2 ms a query)" in sentences[1]) == (pays == BESIDE)
 
 
+def test_a_metric_of_answers_with_all_items_decides_nothing() -> None:
+    everything = {"mean": 1.0}
+    figures = {"recall@50": everything, "ndcg@10": everything}
+    rows = [{"method": name, "chosen": True, "figures": figures, "validation": 1.0, "ms_per_query": 1.0} for name in ("ease", "recipe")]
+    fits = [{"method": name, "seconds": 1.0, "bytes": 1, "ended": None} for name in ("ease", "recipe")]
+    pair = {"first": "ease", "second": "recipe", "mean": 0.0, "low": 0.0, "high": 0.0, "queries": 400}
+    report = {"metric": "recall@50", "rows": rows, "fits": fits, "differences": [pair | {"metric": name} for name in figures]}
+
+    def said(items: int, metric: str) -> tuple[str, str]:
+        return verdict(*fields_of(report | {"metric": metric, "not_judged": [], "log": {"items": items}}, "neighbours"))
+
+    assert said(50, "recall@50") == (
+        "recall@50 decides nothing: an answer has room for all 50 items, so any method finds everything.",
+        "Undecided: set search.m well below 50 in a configuration, which `espalier new` writes.",
+    )
+    assert said(51, "recall@50")[1].startswith("Use ease (")
+    assert said(8, "ndcg@10")[1].startswith("Use ease ("), "the order still tells methods apart"
+
+
+def test_baselines_with_the_same_validation_figure_are_told_apart_by_other_metrics() -> None:
+    first, second = (contestant("popularity", 0.28), contestant("neighbours", 0.28))
+    field = field_with("recall@50", TREE, [first, second])
+    other = field_with("ndcg@10", TREE, [first, replace(second, figure=0.29)])
+    assert "popularity, the best baseline" in verdict(field)[0]
+    assert "neighbours, the best baseline" in verdict(field, [other])[0]
+
+
 def in_metrics(tree_ms: float = 1.0, error: float = 0.002, queries: int = 1000, **figures: tuple[float, ...]) -> str:
     """The second sentence where recall@50 decides. figures: of each contestant, by recall@50 and by ndcg@10."""
 

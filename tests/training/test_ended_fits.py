@@ -117,6 +117,16 @@ def test_a_checkpoint_on_a_full_disk_is_deleted_and_the_one_before_it_resumes(co
     assert ended(config, "--resume").status == 0
 
 
+def test_a_full_disk_is_said_though_the_new_folder_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = write_shop(tmp_path)
+    monkeypatch.setattr("training.linear.run.fit_version", lambda *_, **__: (_ for _ in ()).throw(FULL))
+    outcome = command("fit", "--config", config, "--out", tmp_path / "no" / "small" / "1")
+    work = work_folder(tmp_path / "no" / "small" / "1")
+    assert f"error: {work}: no space is left ([Errno 28] No space left on device); " in outcome.err
+    assert f" MiB are free in {tmp_path}, " in outcome.err
+    assert "When there is more, --resume starts anew" in outcome.err
+
+
 def test_a_refused_fit_leaves_nothing_but_the_work_folder_of_an_earlier_run(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     work, items = work_folder(config.parent / "small" / "1"), config.parent / "items.csv"
     content = items.read_text()
@@ -149,3 +159,10 @@ def test_a_folder_that_cannot_be_written_to_is_named_with_its_option(config: Pat
     outcome = ended(config)
     expected = f"a folder that can be written to, which {config.parent} is not"
     assert (outcome.status, outcome.err) == (1, f"error: --out: got '{config.parent / 'small/1'}', expected {expected}\n")
+
+
+def test_a_folder_that_cannot_be_made_is_named_with_its_option(config: Path) -> None:
+    out = Path("/proc/small/1")  # the superuser may write there, by its mode
+    outcome = command("fit", "--config", config, "--out", out)
+    assert outcome.status == 1
+    assert outcome.err.startswith(f"error: --out: got '{out}', expected a folder that can be written to")

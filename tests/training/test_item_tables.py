@@ -239,6 +239,34 @@ def test_a_log_of_texts_without_a_row_is_refused(tmp_path: Path) -> None:
         log_of_file(write(tmp_path / "log.csv", "query,item\n"), "query", "item", {})
 
 
+def test_items_of_a_log_of_texts_are_ids_as_in_other_logs(tmp_path: Path) -> None:
+    file = tmp_path / "log.parquet"
+
+    def items(*values: object) -> list[str]:
+        pl.DataFrame({"query": [f"q{row}" for row in range(len(values))], "item": values}, strict=False).write_parquet(file)
+        return log_of_file(file, "query", "item", {}, bad_rows="skip")["item"].to_list()
+
+    assert items(3.0, float("nan"), 17.0, None, 5.0) == ["3", "17", "5"], "pandas makes floats where integers are missing"
+    assert items(3, 17) == ["3", "17"]
+    assert items("3.0", "", " x") == ["3.0", " x"], "texts stay as written"
+    for wrong in (3.5, 3e17, True, date(2026, 1, 1)):
+        with pytest.raises(InvalidData, match=r"^log\.parquet: column item: got .*, expected strings"):
+            items(wrong)
+    pl.DataFrame({"id": [3.0, 17.0], "title": ["a", "b"]}).write_parquet(file)
+    assert preparing._table(file, TextTable()).column("id").to_pylist() == ["3", "17"], "so are those of the item table"
+
+
+@pytest.mark.parametrize("empty", ["", None])
+@pytest.mark.parametrize("role", ["query", "item"])
+def test_empty_texts_of_parquet_are_missing_as_in_csv(tmp_path: Path, role: str, empty: str | None) -> None:
+    log = pl.DataFrame({"query": ["q", "r"], "item": ["a", "b"]}).with_columns(pl.Series(role, ["x", empty]))
+    log.write_parquet(tmp_path / "log.parquet")
+    expected = "a text" if role == "query" else "an item id"
+    with pytest.raises(InvalidData, match=rf"row 1 \(from 0\), column {role}: got (''|null), expected {expected}"):
+        log_of_file(tmp_path / "log.parquet", "query", "item", {})
+    assert len(log_of_file(tmp_path / "log.parquet", "query", "item", {}, bad_rows="skip")) == 1
+
+
 @pytest.mark.parametrize("weight", [-0.5, 1e10, 1e-10])
 def test_wrong_weights_of_a_matrix_say_where(tmp_path: Path, weight: float) -> None:
     scipy.sparse.save_npz(tmp_path / "x.npz", csr_array(np.eye(2)))
@@ -430,7 +458,7 @@ def test_matrices_of_all_number_types_and_formats_are_read(tmp_path: Path, dtype
     [
         ("query", [{"a": 1}, {"a": 2}], None),
         ("query", [b"\xff", b"\xfe"], "t.parquet.*query.*"),
-        ("item", [["a"], ["b"]], r"t.parquet: column item: got 'a column of List\(String\)'"),
+        ("item", [["a"], ["b"]], r"t.parquet: column item: got .large_list<item: large_string>., expected strings or integers"),
         ("weight", [[1.0], [2.0]], r"t.parquet: column weight: got 'a column of List\(Float64\)'"),
         ("weight", ["1", "x"], r"t.parquet: row 1 \(from 0\), column weight: got 'x'"),
     ],

@@ -151,6 +151,8 @@ def test_columns_whose_names_are_numbers_need_another_name_in_the_header(tmp_pat
         ("one\ntwo\n", {}, "first line: got 'one', expected as many fields"),
         ('{"user": 1, "item": 2}\n', {}, "first line: got '{.user.: 1, .item.: 2}', expected CSV, TSV, .* looks like JSON"),
         ('[\n  {"user": 1}\n]\n', {}, "first line: got '\\[', expected CSV, TSV, .* looks like JSON"),
+        ("[88, 11, 17]\n[5, 11]\n", {}, "first line: got '\\[88, 11, 17\\]', expected CSV, TSV, .* looks like JSON"),
+        ("[[88, 11],\n[5, 11]]\n", {}, "first line: got '\\[\\[88, 11\\],', expected CSV, TSV, .* looks like JSON"),
         ("user,item\na,b\nc\n", {}, "log.csv: line 3: got 'c', expected as many fields as in every line, .*; the first line has 2"),
         ("user,item\na,b\nc,d,e\n", {}, "log.csv: line 3: got 'c,d,e', expected as many fields"),
         ("\n'user';'item'\n\n'a\nb';'c'\nc;'d';e\n", {}, "log.csv: line 6: got 'c;d;e', expected as many fields"),
@@ -177,6 +179,21 @@ def test_a_log_that_cannot_be_read_or_says_too_little_is_refused(tmp_path: Path,
     with pytest.raises((InvalidData, InvalidConfig), match=message):
         written(tmp_path / "log.csv", **given)
     assert not (tmp_path / "new.toml").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "begin", "expected"),
+    [
+        ("log.csv", gzip.compress(b"user,item\n1,2\n"), r"a file compressed by gzip', expected a name that ends in \.gz, log\.csv\.gz"),
+        ("log.csv", b"\x28\xb5\x2f\xfd\x04", "a file compressed by zstd', expected text, Parquet or gzip: decompress it first"),
+        ("log.zip", b"PK\3\4", "a file compressed by zip', expected text, Parquet or gzip: decompress it first"),
+        ("log.csv.gz", b"\xfd7zXZ\0", "a file compressed by xz', expected text, Parquet or gzip: decompress it first"),
+    ],
+)
+def test_a_compressed_file_with_another_name_is_refused_by_what_it_is(tmp_path: Path, name: str, begin: bytes, expected: str) -> None:
+    (tmp_path / name).write_bytes(begin)
+    with pytest.raises(InvalidData, match=rf"^{name}: got '{expected}"):
+        written(tmp_path / name)
 
 
 def test_a_cut_archive_is_refused_by_name(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def run(
     segments  whether to print segments, too
     log_to    where to note figures, as in `RunLog.opened`
     """
-    judged_by = check_options(minutes, beams, metrics, plot)
+    judged_by = check_options(minutes, beams, metrics, plot, json_file)
     seconds = None if minutes is None else 60 * minutes
     for file in (json_file, plot):
         if file is not None:
@@ -131,10 +131,14 @@ def _digest(source: str) -> str:
     return "" if path is None else sha256_of(Path(path))
 
 
-def check_options(minutes: float | None, beams: list[int] | None, metrics: str | None, plot: Path | None) -> list[Metric]:
+def check_options(
+    minutes: float | None, beams: list[int] | None, metrics: str | None, plot: Path | None, json_file: Path | None
+) -> list[Metric]:
     """The requested metrics. Raises InvalidConfig for options that are wrong for any log: reading the log may take a while."""
     if plot is not None and plot.suffix not in (".png", ".svg"):
         raise InvalidConfig("--plot", str(plot), "a file name that ends in .png or .svg")
+    if json_file is not None and json_file.exists() and not json_file.is_file():
+        raise InvalidConfig("--json", str(json_file), "a file, not a folder, a device or a pipe, which would be read and replaced")
     if minutes is not None and not 0 < minutes < math.inf:
         raise InvalidConfig("--minutes", minutes, "a finite number above 0")
     if beams is not None and min(beams) < 1:

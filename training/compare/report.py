@@ -248,6 +248,8 @@ def _field_of(report: Report, strong: str, metric: str) -> Field:
         low, high = sorted(ends)
         return Difference(mean, low, high, entry["queries"])
 
+    kind, m = metric.split("@")
+    items = report.get("log", {}).get("items")
     return Field(
         metric=metric,
         tree=contestants.get(RECIPE),
@@ -256,4 +258,5 @@ def _field_of(report: Report, strong: str, metric: str) -> Field:
         paired=difference_of,
         strong=strong,
         minutes=report.get("minutes_needed"),
+        all_items=items if kind == "recall" and items is not None and int(m) >= items else None,
     )

@@ -33,7 +33,7 @@ from ..baselines.texts import METHODS, METRIC, Learned, TextTask
 from ..compare.contest import RECIPE, REFUSALS, Entry, reason_of
 from ..compare.figures import Figures
 from ..compare.report import Key, Report, differences, fields_of, measure, new_report, save
-from ..compare.verdict import verdict
+from ..compare.verdict import best_baseline, verdict
 from ..data.csr import Csr
 from ..data.query_logs import LabelledTexts
 from ..linear.label_features import label_features
@@ -255,7 +255,7 @@ def _verdict(config: LinearConfig, report: Report) -> list[str]:
     if report["tested"] == OF_ITEMS:
         return [finding, MADE]
     if report["chosen_by"] == OF_ITEMS and conclusion.startswith("Use") and field.baselines:
-        best = max(field.baselines, key=lambda baseline: baseline.validation)
+        best = best_baseline(field, in_other_metrics)
         better = [rival.name for rival in field.baselines if rival is not best and field.paired(rival.name, best.name).low > 0]
         if better:
             return [finding, f"Undecided: {' and '.join(better)}, which made queries did not choose, found more than {best.name}."]

@@ -59,6 +59,7 @@ class Field:
     not_judged  name → reason
     strong      the cheap baseline without which a claim has a reserve
     minutes     if time was too short: the minutes in which all could be judged
+    all_items   if the metric is the recall of answers with room for all items: their number
     """
 
     metric: str
@@ -68,6 +69,7 @@ class Field:
     paired: Paired
     strong: str = STRONG
     minutes: float | None = None
+    all_items: int | None = None
 
     @property
     def baselines(self) -> list[Contestant]:
@@ -84,13 +86,16 @@ def verdict(field: Field, in_other_metrics: Sequence[Field] = ()) -> tuple[str, 
 
     in_other_metrics  the same contestants; where one of these metrics would say otherwise, the second sentence ends with it
     """
+    if field.all_items is not None:
+        finding = f"{field.metric} decides nothing: an answer has room for all {field.all_items:,} items, so any method finds everything."
+        return finding, f"Undecided: set search.m well below {field.all_items:,} in a configuration, which `espalier new` writes."
     tree = field.tree
     if tree is None:
         why = next((f"judged: {reason}" for name, reason in field.not_judged.items() if name == "recipe"), "measured, since it was not run")
         return f"No tree was {why.rstrip('.')}.", f"Whether one pays here is open{_enough(field)}."
     if not field.baselines:
         return f"The tree has {field.metric} {tree.figure:.4f}; no baseline was judged.", f"Whether it pays is open{_enough(field)}."
-    best = max(field.baselines, key=lambda baseline: baseline.validation)
+    best = best_baseline(field, in_other_metrics)
     difference = field.paired(tree.name, best.name)
     pays = _pays(field, tree, best, difference)
     fusion = _fusion_that_pays(field, best) if pays.startswith(BESIDE) else None
@@ -100,6 +105,12 @@ def verdict(field: Field, in_other_metrics: Sequence[Field] = ()) -> tuple[str, 
     if tree.ended or best.ended:
         pays = f"So far, {pays[0].lower()}{pays[1:]}"
     return _finding(field, tree, best, difference), pays + reserves
+
+
+def best_baseline(field: Field, in_other_metrics: Sequence[Field] = ()) -> Contestant:
+    """The best one on validation queries; at ties the best one in other metrics, which have figures of test queries only."""
+    figures = [{contestant.name: contestant.figure for contestant in other.others} for other in in_other_metrics]
+    return max(field.baselines, key=lambda baseline: (baseline.validation, *(of_name[baseline.name] for of_name in figures)))
 
 
 def _enough(field: Field) -> str:

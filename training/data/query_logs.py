@@ -47,12 +47,13 @@ def read_log(file: Path, query: str, item: str, numbers: Mapping[str, str], form
     numbers   the file's columns of `weight`, or of `views` and `clicks`; empty: every row has the weight 1
     form      format of a text file
     bad_rows  refuses or counts unreadable rows
-    Raises InvalidData if the file is unreadable or lacks a column, or for a row without a query or an item, or with an invalid number.
+    Raises InvalidData if the file is unreadable or lacks a column, if items are no ids, or for a row without a query or an item (null or
+    empty), or with an invalid number.
     """
     frame, source = _read(file, {"query": query, "item": item, **numbers}, form, bad_rows)
     typed = frame.select(
         _cast(file, frame["query"], pl.String),
-        _cast(file, frame["item"], pl.String),
+        ids_of(source, "item", frame["item"]),
         *(_cast(file, _with_point(frame[name], form), pl.Float64).fill_null(np.nan) for name in numbers),
         *([] if numbers else [pl.lit(1.0).alias("weight")]),
     )
@@ -63,8 +64,8 @@ def read_log(file: Path, query: str, item: str, numbers: Mapping[str, str], form
         bad_rows.add(f"wrong {role}", wrong, lambda row: source.problem(role, row, frame[role][row], expected))
         right_B[wrong] = False
 
-    check("query", typed["query"].is_not_null().to_numpy(), "a text")
-    check("item", typed["item"].is_not_null().to_numpy(), "an item id")
+    for role, expected in (("query", "a text"), ("item", "an item id")):
+        check(role, typed.select(pl.col(role).fill_null("") != "").to_series().to_numpy(), expected)
     for name in numbers:
         values = typed[name].to_numpy()
         right, expected = are_weights(values), WEIGHTS
@@ -78,6 +79,13 @@ def read_log(file: Path, query: str, item: str, numbers: Mapping[str, str], form
     if not right_B.any():
         raise InvalidData(file.name, "no rows", "at least one query with its item")
     return typed.filter(right_B)
+
+
+def ids_of(source: RowSource, role: str, values: pl.Series) -> pl.Series:
+    """A column of ids as strings. Raises InvalidData for a column of other values than strings and whole numbers."""
+    if values.dtype == pl.String:
+        return values
+    return pl.Series(values.name, pl.from_arrow(source.strings(role, values.to_arrow())), pl.String)
 
 
 def _with_point(values: pl.Series, form: TextTable) -> pl.Series:

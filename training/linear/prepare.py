@@ -21,14 +21,14 @@ from espalier.bundle import Bundle
 from espalier.checks.heldout import RELEVANCE
 from espalier.errors import MISSING, BundleCorrupt, InvalidConfig, InvalidData
 from espalier.items import ItemTable
-from espalier.logs.log_values import BadRows
+from espalier.logs.log_values import BadRows, RowSource, table_row
 from espalier.queries import FeaturesKind, QueryBatch, TextKind
 from espalier.text.sparse_rows import MAX_FEATURES, SparseRows
 from espalier.text.vectoriser import Vectoriser, words_of
 
 from ..data.csr import Csr, as_matrix, as_rows, normalised, read_by_rows
 from ..data.item_tables import item_table
-from ..data.query_logs import LabelledTexts, labelled, read_columns, read_log, texts_of
+from ..data.query_logs import LabelledTexts, ids_of, labelled, read_columns, read_log, texts_of
 from ..data.relevance import LabelRelevance, Smoothing, checked, is_graded
 from ..data.xmc import LabelledPoints, read_xmc
 from ..evaluate import LabelledQueries
@@ -356,8 +356,8 @@ def _with_texts(pairs: pl.DataFrame, file: Path, columns: tuple[str, ...], form:
 
 
 def _table(file: Path, form: TextTable) -> ItemTable:
-    ids = read_columns(file, ["id"], form)["id"].cast(pl.String).to_arrow()
-    return item_table(file, ids, form)
+    ids = ids_of(RowSource(file.name, {"id": "id"}, table_row), "id", read_columns(file, ["id"], form)["id"])
+    return item_table(file, ids.to_arrow(), form)
 
 
 def _rows_of(items: ItemTable) -> dict[str, int]:
