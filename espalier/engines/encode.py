@@ -60,10 +60,10 @@ class Encoder:
         self._live: LiveEncoder | None = None
         self._is_open_for_live_items = False
 
-    def take_live_items(self) -> None:
+    def take_live_items(self) -> bool:
         """Open the encoder of histories with live items, before the first search with live items.
 
-        If query.onnx cannot take live items, they are unknown in histories.
+        Returns whether live items count in histories. If query.onnx cannot take them, they are unknown there.
         """
         manifest = self._bundle.manifest
         if not self._is_open_for_live_items and self._makes_states and isinstance(manifest.query, HistoryKind):
@@ -73,10 +73,6 @@ class Encoder:
             except UnsupportedGraph as error:
                 log.warning("%s version %d: live items do not count in histories (%s)", manifest.name, manifest.version, error)
         self._is_open_for_live_items = True
-
-    @property
-    def counts_live_items(self) -> bool:
-        """See `Pipeline`."""
         return self._live is not None
 
     def of(

@@ -59,7 +59,8 @@ def _entries_of(overlay: Overlay) -> LiveEntries:
 class Pipeline:
     """Searches one bundle. Any number of threads may search, if `trees` allows it.
 
-    trees  the tree search of the bundle
+    trees              the tree search of the bundle
+    counts_live_items  whether live items count in histories, once there are some; if not, they are unknown there
     """
 
     def __init__(self, bundle: Bundle, trees: TreeSearch) -> None:
@@ -77,6 +78,7 @@ class Pipeline:
         self._stacker = None if bundle.stacking is None else Stacker(bundle, bundle.stacking)
         self._overflow = OverflowLists(bundle)
         self._live: _Live | None = None
+        self.counts_live_items = False
 
     @property
     def name(self) -> str:
@@ -88,17 +90,12 @@ class Pipeline:
         """See `Engine`."""
         return self.tree_search.rounding * (1 if self._stacker is None else STRETCH)
 
-    @property
-    def counts_live_items(self) -> bool:
-        """Whether live items count in histories, once there are some. If not, they are unknown there."""
-        return self._encoder.counts_live_items
-
     def set_overlay(self, overlay: Overlay | None) -> None:
         """Set the live items for all later calls; None: there are none. Any thread may call it."""
         if overlay is None or overlay.is_empty:
             self._live = None
             return
-        self._encoder.take_live_items()
+        self.counts_live_items = self._encoder.take_live_items()
         self._overflow.open()
         memory = None if self._memory is None else _entries_of(overlay)
         self._live = _Live(overlay, memory, None if self._mean is None else LiveRows.of(overlay))
