@@ -158,12 +158,12 @@ class SearchContext:
 
     deadline   time.perf_counter() at which the engine returns, with only the shards that have answered; None: wait for all shards
     origin     header names and values of the first request in the call: X-Request-Id, traceparent
-    needs_all  whether the engine raises at the deadline if a shard has not answered
+    for_write  whether writes wait for this search, which has no deadline: shards get less time than for others without one
     """
 
     deadline: float | None = None
     origin: tuple[tuple[str, str], ...] = ()
-    needs_all: bool = False
+    for_write: bool = False
 
 
 NO_CONTEXT = SearchContext()

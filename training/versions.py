@@ -94,7 +94,7 @@ def only_run(work: Path) -> Iterator[None]:
     new_folders = [folder for folder in (lock.parent, *lock.parent.parents) if not folder.exists()]
     try:
         make_folder(lock.parent)
-    except (FileNotFoundError, PermissionError) as error:  # /proc says that everything can be written to
+    except (FileNotFoundError, NotADirectoryError, PermissionError) as error:  # /proc says that everything can be written to
         raise InvalidConfig(option("out"), str(_out_of(lock)), f"a folder that can be written to ({error})") from error
     try:
         descriptor = _locked(lock)

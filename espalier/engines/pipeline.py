@@ -13,7 +13,6 @@ Legend: B queries, T trees, M results, R handles of live items.
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -37,8 +36,6 @@ from espalier.search import NO_CONTEXT, SearchContext, SearchParams, SearchResul
 
 MESSAGE = 64
 """Most queries of one message to shards: golden queries come all at once."""
-PARENTS_S = 3.0
-"""How long a search for the parents of new items waits for shards. Other writes wait behind it."""
 
 
 class _Live(NamedTuple):
@@ -114,8 +111,7 @@ class Pipeline:
 
     def parents(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
         """The best trained items, with the beams above the leaves: new items that match the queries belong there."""
-        context = SearchContext(time.perf_counter() + PARENTS_S, needs_all=True)
-        return self._run(queries, params, context, True, merges=False)
+        return self._run(queries, params, SearchContext(for_write=True), True, merges=False)
 
     def warm_up(self) -> None:
         """See `Engine`. Golden queries do not warm a bundle that has none."""

@@ -6,8 +6,10 @@ Columns are recognised by option, by usual name, or by their values. Knows files
 from __future__ import annotations
 
 import csv
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -177,12 +179,22 @@ def _check_compression(log: Path) -> None:
             raise InvalidData(log.name, f"a file compressed by {name}", expected)
 
 
+def _is_array(line: str) -> bool:
+    """Whether a line is a JSON array, or one of an array of such."""
+    text = line.strip().removesuffix(",")
+    for array in (text, text.removeprefix("[")):
+        with suppress(ValueError):
+            if isinstance(json.loads(array), list):
+                return True
+    return False
+
+
 def _text(log: Path, lines: list[str], column_options: Mapping[str, str | None], form: dict[str, Any], notes: list[str]) -> Layout:
     """A table, if some separator splits nearly all lines into the same number of fields, at least two; otherwise lists of ids.
 
     form, notes  of Layout, as far as they are known
     """
-    if lines and re.match(r"(\[\s*)?\{|\[\s*($|\[|[^\[\]]*\],?\s*$)", lines[0]):
+    if lines and (re.match(r"(\[\s*)?\{|\[\s*$", lines[0]) or _is_array(lines[0])):
         raise InvalidData(f"{log.name}: first line", lines[0], "CSV, TSV, lists of ids or Parquet, and this looks like JSON")
     splits = [_split(lines, separator) for separator in SEPARATORS]
     splits = [split for split in splits if split.rows and len(split.rows[0]) > 1 and min(map(len, split.full_rows)) > 1]

@@ -172,7 +172,12 @@ class Batcher:
         job_queries = QUIET_JOB_QUERIES if self._clock() - self._last_call_at > QUIET_S else JOB_QUERIES
         job_queries = min(job_queries, self.limits.max_batch) if self.limits.serial else self.limits.max_batch
         results = [self._parents_of(search, *group) for group in split_request(queries, params, job_queries)]
-        return joined([result.result() if isinstance(result, Future) else result for result in results])
+        try:
+            return joined([result.result() if isinstance(result, Future) else result for result in results])
+        finally:
+            for result in results:  # after an error nobody waits for the rest
+                if isinstance(result, Future):
+                    result.cancel()
 
     def _parents_of(self, search: Search, queries: QueryBatch, params: SearchParams) -> SearchResult | Future[SearchResult]:
         with self._lock:

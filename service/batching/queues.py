@@ -192,6 +192,8 @@ class Jobs:
         done: Future[T] = Future()
 
         def work(engine: Engine) -> None:
+            if not done.set_running_or_notify_cancel():
+                return
             began = self._clock()
             try:
                 done.set_result(job(engine))

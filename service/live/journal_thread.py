@@ -296,6 +296,9 @@ class JournalThread:
                 self._apply_decided(decisions)
                 self._notices.committed(self.model)
                 self._compaction.look()
+        except JournalError as error:  # a version must wait; the next look applies the rest
+            self._remark(str(error))
+            self._unreadable = True
         finally:
             for decision in decisions:
                 self._answering.answer(decision.write.outcome, self._outcome(decision, default))

@@ -32,8 +32,10 @@ def with_candidates(
         return [], [Refusal(write, NotReady("No version of the model takes writes now.")) for write in writes]
     placeable: list[Write] = []
     refusals: list[Refusal] = []
+    unplaceable: NotReady | None = None  # nothing can be placed now: a shard does not answer, or the version is being dropped
     for begin in range(0, len(writes), PLACED_AT_ONCE):
-        for write, candidates in _candidates(writes[begin : begin + PLACED_AT_ONCE], versions, default):
+        for write, candidates in _candidates(writes[begin : begin + PLACED_AT_ONCE], versions, default, unplaceable):
+            unplaceable = candidates if isinstance(candidates, NotReady) else unplaceable
             if isinstance(candidates, InvalidInput) and _changes_only_the_count(write, default):
                 placeable.append(replace(write, candidates={}))  # the items of its stored evidence are gone: its row stays
             elif isinstance(candidates, Exception):
@@ -50,12 +52,14 @@ def named_by(body: ItemBody) -> dict[str, None]:
 
 
 def _candidates(
-    writes: Sequence[Write], versions: Collection[LiveVersion], default: LiveVersion
+    writes: Sequence[Write], versions: Collection[LiveVersion], default: LiveVersion, unplaceable: NotReady | None = None
 ) -> list[tuple[Write, dict[int, Candidates] | Exception]]:
-    """For each write its item's candidates by version, or the error of the default version."""
+    """For each write its item's candidates by version, or the error of the default version. unplaceable: that of an earlier call."""
     items = {i: (write.request.id, body) for i, write in enumerate(writes) if (body := _evidence(write, default)) is not None}
     results: dict[int, dict[int, Candidates] | Exception] = {i: {} for i in range(len(writes))}
     try:
+        if unplaceable is not None:
+            raise unplaceable
         for version in versions if items else ():
             for i, candidates in _in_version(version, items, is_default=version is default).items():
                 by_version = results[i]
@@ -65,7 +69,7 @@ def _candidates(
                     by_version[version.version] = candidates
                 elif version is default:
                     results[i] = candidates
-    except NotReady as error:  # nothing can be placed now: a shard does not answer, or the version is being dropped
+    except NotReady as error:
         results |= dict.fromkeys(items, error.with_traceback(None))  # which holds the writes, as they will hold the error
     except Exception as error:
         if len(writes) == 1:

@@ -79,7 +79,7 @@ def _without_collections() -> Iterator[None]:
 def apply_all(version: LiveVersion, operations: Sequence[Operation], stored: Stored, store: Store) -> None:
     """Apply operations to a version, in their order. stored: the stored placements.
 
-    Raises JournalBusy if new placements cannot be stored now: another process may store other ones, so the version must wait for these. If
+    Raises JournalBusy if new placements cannot be found or stored now: another process may store other ones, so the version must wait. If
     no process can store any, because the disk is full or read-only, the new ones are used all the same.
     """
     begin = 0

@@ -43,7 +43,7 @@ MAX_RESTART_S."""
 KILL_AFTER_S = 10.0
 """A worker is killed this long after the end of the time that it may take to stop."""
 HUNG_S, LOOK_S = 60.0, 5.0
-"""How long a worker's event loop may stand still, and the seconds between two looks."""
+"""How long a worker's event loop may stand still; it says each second that it runs. Seconds between two looks, more than that."""
 
 
 @dataclass(eq=False)
@@ -153,7 +153,7 @@ class Supervisor:
         if now < self._look_at:
             return
         was_paused, self._look_at = now > self._look_at + LOOK_S, now + LOOK_S
-        for worker in () if was_paused else self._living_workers():
+        for worker in () if was_paused or self._leaving else self._living_workers():
             still_s = now - worker.beat.value if worker.beat.value else 0.0
             if still_s > HUNG_S:
                 log.error("worker %s has stood still for %.0f s and is killed", worker.process.pid, still_s)

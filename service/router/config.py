@@ -41,6 +41,9 @@ class Patience(BaseModel):
     poll_s: float = Field(default=1.0, gt=0, le=60, description="Seconds between two looks at what each address holds.")
     poll_timeout_s: float = Field(default=0.5, gt=0, le=60, description="Seconds in which a look must be answered.")
     patience_s: float = Field(default=10.0, gt=0, le=600, description="Seconds to wait for golden queries.")
+    placing_s: float = Field(
+        default=3.0, gt=0, le=60, description="Seconds to wait for the places of some new items; other writes wait behind them."
+    )
 
 
 class RouterConfig(Patience):

@@ -1,8 +1,8 @@
 """`sharded`: the search of a bundle that is cut into shards. It sends each query to all shards.
 
 Every shard searches its subtrees with the full beam; the best m items of all shards are the answer. A shard that does not answer in time
-is left out, and the result says so (`Coverage`). Golden queries, which have no deadline, and the placement of live items need all shards.
-Any number of threads may search.
+is left out, and the result says so (`Coverage`). A search without a deadline needs all shards: golden queries and the placement of live
+items. Any number of threads may search.
 
 Legend: B queries, S shards.
 """
@@ -78,7 +78,7 @@ class ShardSearch:
         """Nothing to do: the fleet serves other versions too."""
 
     def search(self, query: TreeQuery) -> Leaves:
-        """The best leaves of all shards. Raises ShardsMissing if a shard did not answer a search that needs all.
+        """The best leaves of all shards. Raises ShardsMissing if a shard did not answer a search without a deadline.
 
         A batch that a shard refuses is searched in halves: several requests may together have more queries, masks or results than it takes.
         """
@@ -87,7 +87,10 @@ class ShardSearch:
             no_coverage = Coverage(self._layout.sizes_S, np.empty((0, self.count), np.bool_))
             return merge_results([], query, self._trees)._replace(coverage=no_coverage)
         bodies = self._bodies(query)
-        deadline = began + self.fleet.config.patience_s if query.context.deadline is None else query.context.deadline
+        deadline = query.context.deadline
+        needs_all = deadline is None
+        if deadline is None:
+            deadline = began + (self.fleet.config.placing_s if query.context.for_write else self.fleet.config.patience_s)
         calls = self._call(bodies, deadline - min(MARGIN_S, MARGIN * (deadline - began)), query)
         answers, slowest_s = self.fleet.submit(calls).result()
         failures = {index: answer for index, answer in enumerate(answers) if isinstance(answer, ReplicaFailed)}
@@ -96,7 +99,7 @@ class ShardSearch:
         for index in failures:
             self.fleet.metrics.count("espalier_router_unanswered_total", index)
         answered_S = np.array([index not in failures for index in range(self.count)], np.bool_)
-        if _needs_all(query) and not answered_S.all():
+        if needs_all and not answered_S.all():
             missing = ", ".join(map(str, np.flatnonzero(~answered_S)))
             raise ShardsMissing(f"no answer of shard {missing} of {self.count} of {self._whole.of} version {self._whole.version}")
         coverage = Coverage(self._layout.sizes_S, np.broadcast_to(answered_S, (batch, self.count)))
@@ -151,7 +154,7 @@ class ShardSearch:
         """Every shard's answer, or why it gave none, and the seconds of the slowest."""
         check, max_bytes, headers = partial(self._check, query), answer_bytes(query), dict(query.context.origin)
         requests = [ShardRequest(pin, body, max_bytes, check, headers) for pin, body in zip(self._pins, bodies, strict=True)]
-        calls = [ShardCall(self.fleet, request, deadline, patient=_needs_all(query)) for request in requests]
+        calls = [ShardCall(self.fleet, request, deadline, patient=query.context.deadline is None) for request in requests]
         try:
             answers = await asyncio.gather(*(call.answer for call in calls), return_exceptions=True)
         finally:
@@ -181,10 +184,6 @@ class ShardSearch:
         repeated_BM = (ordered_BM[:, 1:] == ordered_BM[:, :-1]) & (ordered_BM[:, 1:] != NO_ITEM)
         if repeated_BM.any():
             raise InvalidMessage("item_rows", int(ordered_BM[:, 1:][repeated_BM][0]), "every item once")
-
-
-def _needs_all(query: TreeQuery) -> bool:
-    return query.context.deadline is None or query.context.needs_all
 
 
 def _body(query: ShardQuery, bits: Mapping[str, MaskBits], wanted: Sequence[str], left_s: float, number: int) -> bytes:

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from espalier.errors import JournalFull
+from espalier.errors import JournalBusy, JournalFull
 from espalier.live import journal
 from espalier.live.journal import Transaction
 from espalier.live.operations import ItemBody
 from service.errors import CatalogueFull, NotFound, NotReady, NotWritable
-from service.live import compaction, group, live_version
+from service.live import compaction, group, journal_thread, live_version
 from service.live.catalogue_types import Put
 from service.models.loading import LoadedModel
 from tests.service.live_running import ALL, Live, Nearest, add_version, live_service, models
@@ -202,6 +202,20 @@ def test_what_nobody_foresaw_of_one_item_fails_no_other_write(live: Live, monkey
     with pytest.raises(ZeroDivisionError):
         live.bulk(*(Put(f"new-{i}", ItemBody(like=(f"item-{i}",))) for i in (1, 2, 3)))
     assert {f"new-{i}" for i in range(4)} & {*live.found("item-1")} == {"new-1", "new-3"}
+
+
+def test_a_write_that_a_version_must_wait_for_is_applied_later(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    apply_all, failures = journal_thread.apply_all, iter([JournalBusy("a shard does not answer")])
+
+    def apply_late(*arguments: Any) -> None:
+        for failure in failures:
+            raise failure
+        apply_all(*arguments)
+
+    monkeypatch.setattr(journal_thread, "apply_all", apply_late)
+    assert live.put("new", like=("item-1",)).outcome == "inserted"
+    until(lambda: "new" in live.found("item-1"))
+    until(lambda: live.catalogue.status().reason is None)
 
 
 # -- a journal that has grown is compacted beside the writes, and nothing that counts is lost -----------------------------

@@ -372,8 +372,8 @@ def test_a_metric_of_answers_with_all_items_decides_nothing() -> None:
         return verdict(*fields_of(report | {"metric": metric, "not_judged": [], "log": {"items": items}}, "neighbours"))
 
     assert said(50, "recall@50") == (
-        "recall@50 decides nothing: an answer has room for all 50 items, so any method finds everything.",
-        "Undecided: set search.m well below 50 in a configuration, which `espalier new` writes.",
+        "recall@50 decides nothing, because an answer has room for all 50 items.",
+        "Undecided: a smaller search.m in a configuration, which `espalier new` writes, can tell the methods apart.",
     )
     assert said(51, "recall@50")[1].startswith("Use ease (")
     assert said(8, "ndcg@10")[1].startswith("Use ease ("), "the order still tells methods apart"

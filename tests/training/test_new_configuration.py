@@ -132,6 +132,12 @@ def test_a_number_in_an_option_is_a_position_whatever_the_first_event_contains(t
     assert (events.user_count, events.item_count, events.event_count) == (5, 30, 200)
 
 
+def test_ids_in_brackets_are_no_json(tmp_path: Path) -> None:
+    log = tmp_path / "log.txt"
+    log.write_text("[[wiki]] b c\n" + "a b\n" * 9)
+    assert read(log, **written(log)["data"]["format"] | {"min_user_events": 1}).event_count == 11
+
+
 def test_columns_whose_names_are_numbers_need_another_name_in_the_header(tmp_path: Path) -> None:
     log, given = tmp_path / "log.csv", {"user": "0", "item": "1"}
     log.write_text(numbered("1,0,2,timestamp\n", (1, 0, 2, 3)))

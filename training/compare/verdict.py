@@ -86,15 +86,15 @@ def verdict(field: Field, in_other_metrics: Sequence[Field] = ()) -> tuple[str, 
 
     in_other_metrics  the same contestants; where one of these metrics would say otherwise, the second sentence ends with it
     """
-    if field.all_items is not None:
-        finding = f"{field.metric} decides nothing: an answer has room for all {field.all_items:,} items, so any method finds everything."
-        return finding, f"Undecided: set search.m well below {field.all_items:,} in a configuration, which `espalier new` writes."
     tree = field.tree
     if tree is None:
         why = next((f"judged: {reason}" for name, reason in field.not_judged.items() if name == "recipe"), "measured, since it was not run")
         return f"No tree was {why.rstrip('.')}.", f"Whether one pays here is open{_enough(field)}."
     if not field.baselines:
         return f"The tree has {field.metric} {tree.figure:.4f}; no baseline was judged.", f"Whether it pays is open{_enough(field)}."
+    if field.all_items is not None:
+        finding = f"{field.metric} decides nothing, because an answer has room for all {field.all_items:,} items."
+        return finding, "Undecided: a smaller search.m in a configuration, which `espalier new` writes, can tell the methods apart."
     best = best_baseline(field, in_other_metrics)
     difference = field.paired(tree.name, best.name)
     pays = _pays(field, tree, best, difference)

@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 
 from espalier.bundle import Bundle
-from espalier.engines import open_engine, pipeline
-from espalier.live.operations import ItemBody
+from espalier.engines import open_engine
+from espalier.live.journal import Journal
+from espalier.live.operations import ItemBody, Operation
 from espalier.shards.messages import decode_query
 from service.errors import ShardsMissing
+from service.live import placing
 from service.live.catalogue_types import Delete, Put
 from service.router.fleet import Fleet
 from service.router.shard_search import ShardSearch, whole_of
@@ -159,20 +161,38 @@ def test_without_a_shard_nothing_is_placed_and_without_any_nothing_is_found(tmp_
 
 
 def test_a_shard_that_hangs_holds_up_writes_for_seconds_however_many_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "PARENTS_S", 0.5)
+    monkeypatch.setattr(placing, "PLACED_AT_ONCE", 16)
     whole = whole_bundle(tmp_path / "models", "linear")
-    with cluster(tmp_path / "models", shard_folders(whole, tmp_path / "shards", 2), write_keys=KEY, timeout_ms=2000) as shards:
+    folders = shard_folders(whole, tmp_path / "shards", 2)
+    with cluster(tmp_path / "models", folders, {"placing_s": 0.5}, write_keys=KEY, timeout_ms=2000) as shards:
         put(shards, "new", events=[EVENT])
         asked_before = shards.asked("http://shard-0-0")
         shards.transport.hung.add("http://shard-1-0")
         catalogue = shards.app.state.service.registry.catalogue("books")
-        puts = [Put(f"other-{i}", ItemBody(events=(EVENT,))) for i in range(20)]
+        puts = [Put(f"other-{i}", ItemBody(events=(EVENT,))) for i in range(40)]
         *refused, deleted = shards.client.runner.run(catalogue.bulk([*puts, Delete("new")]))
         assert {type(error) for error in refused} == {ShardsMissing}
         assert deleted.outcome == "deleted"
         assert shards.asked("http://shard-0-0") <= asked_before + 2, "all in one search, or the first beside the others"
         *_, (_, body, _) = shards.transport.sent
         assert 0 < decode_query(body).timeout_ms <= 500
+
+
+def test_items_that_others_wrote_wait_for_a_shard_that_hangs(tmp_path: Path) -> None:
+    """Their places are not stored: no process that served this version wrote them."""
+    whole = whole_bundle(tmp_path / "models", "linear")
+    folders = shard_folders(whole, tmp_path / "shards", 2)
+    with cluster(tmp_path / "models", folders, {"placing_s": 0.2}, write_keys=KEY, timeout_ms=2000) as shards:
+        put(shards, "new", events=[EVENT])
+        catalogue = shards.app.state.service.registry.catalogue("books")
+        shards.transport.hung.add("http://shard-1-0")
+        with Journal(tmp_path / "models" / "books" / "live.db").writing() as transaction:
+            transaction.append(Operation(0, "late", "put", ItemBody(events=(EVENT,))))
+        until(lambda: "no answer of shard 1" in str(catalogue.status().reason))
+        shards.transport.heal()
+        until(lambda: "late" in ids(shards.retrieve(**FEATURES)["results"][0]))
+        until(lambda: catalogue.status().reason is None)
+        assert put(shards, "late", events=[EVENT])["outcome"] == "unchanged"
 
 
 # -- versions wait for their shards, are served when all are there, and never meet in one answer --------------------------
