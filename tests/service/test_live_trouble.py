@@ -19,6 +19,7 @@ from espalier.live.operations import ItemBody
 from service.errors import CatalogueFull, NotFound, NotReady, NotWritable
 from service.live import compaction, group, journal_thread, live_version
 from service.live.catalogue_types import Put
+from service.live.replay import apply_all
 from service.models.loading import LoadedModel
 from tests.service.live_running import ALL, Live, Nearest, add_version, live_service, models
 from tests.service.running import ITEMS, counted
@@ -205,7 +206,7 @@ def test_what_nobody_foresaw_of_one_item_fails_no_other_write(live: Live, monkey
 
 
 def test_a_write_that_a_version_must_wait_for_is_applied_later(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
-    apply_all, failures = journal_thread.apply_all, iter([JournalBusy("a shard does not answer")])
+    failures = iter([JournalBusy("a shard does not answer")])
 
     def apply_late(*arguments: Any) -> None:
         for failure in failures:
