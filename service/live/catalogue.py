@@ -21,7 +21,7 @@ from espalier.live.journal import Journal
 from espalier.live.operations import ItemBody, Operation
 
 from ..entity_tags import Condition
-from ..errors import Conflict, Gone, NotFound, NotReady, NotWritable, QueueFull
+from ..errors import Conflict, Gone, NotFound, NotReady, NotWritable, QueueFull, ShardsMissing
 from ..live.catalogue_types import ALWAYS, NOWHERE, CatalogueStatus, Delete, ItemOutcome, Put, StoredItem
 from ..live.group import Write
 from ..live.journal_thread import JournalThread
@@ -229,7 +229,7 @@ class LiveCatalogue:
             try:
                 self.journal.check()
                 replay(version, self.journal, store=self.thread.store)
-            except JournalError as error:
+            except (JournalError, ShardsMissing) as error:
                 log.error("%s version %d serves without its live items: %s", self.model, version.version, error)
         self.thread.join(version)
         if self._follows is None:

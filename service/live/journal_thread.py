@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
@@ -24,7 +25,7 @@ from espalier.live.journal_file import os_error
 from espalier.live.journal_upkeep import versions_on_disk
 from espalier.live.operations import Operation
 
-from ..errors import BeingChanged, NotReady, NotWritable
+from ..errors import BeingChanged, NotReady, NotWritable, ShardsMissing
 from ..live.catalogue_types import ItemOutcome, ItemPlacement
 from ..live.compaction import Compaction
 from ..live.group import Decision, EvidenceNeeded, Group, Refusal, Write
@@ -49,6 +50,8 @@ VISIBLE_S = 1.0
 TOGETHER, LONGEST_PAUSE_S = 4, 0.02
 """If a write waits when a group of fewer than TOGETHER writes ends, writes come faster than they can be committed one by one. Then the next
 group begins when as much time has passed as the last one took, or TOGETHER writes wait: most of a small group's cost is per group."""
+SHARDS_S = 5.0
+"""How long a version waits before it asks shards again that did not say where items go."""
 IDLE_S = 0.5
 """Longest sleep while an item may expire, because the clock may be set."""
 
@@ -76,6 +79,7 @@ class JournalThread:
         self._joined_versions: tuple[LiveVersion, ...] = ()  # a version that is opened anew is in it twice for a moment
         self.served: dict[int, LiveVersion] = {}  # by number; replaced as a whole, as is `versions`
         self.versions: dict[int, LiveVersion] = {}
+        self._waiting: dict[LiveVersion, float] = {}  # versions that wait for shards → when they ask again, of time.monotonic
         self.default: Callable[[], int | None] = lambda: None
         self.on_erasure: Callable[[], None] = lambda: None
         self.reason: str | None = None
@@ -350,7 +354,7 @@ class JournalThread:
         self._catch_up_queued, before = False, self.applied
         try:
             end = self.journal.last_sequence()
-            self._on_lag(max(end - self.applied, 0))
+            self._show_lag(end)
             self._replay()
             self._apply_until(end, self.journal)
             self._forget_erased()
@@ -372,9 +376,22 @@ class JournalThread:
             self.on_erasure()
 
     def _replay(self) -> None:
-        """Apply to each version what it could not read when it joined. Raises JournalError; then nothing later may be applied to it."""
+        """Apply to each version what it could not read when it joined, or has waited for. Raises JournalError; then nothing later may be
+        applied to it.
+        """
         for version in self._joined_versions:
-            replay(version, self.journal, self.applied)
+            if time.monotonic() >= self._waiting.get(version, -math.inf):
+                self._bring(version, partial(replay, version, self.journal, self.applied))
+
+    def _bring(self, version: LiveVersion, work: Callable[[], None]) -> None:
+        """Have a version apply operations. If shards do not say where an item goes, it waits, and nothing later is applied to it."""
+        try:
+            work()
+            self._waiting.pop(version, None)
+        except ShardsMissing as error:
+            if version not in self._waiting:
+                log.warning("%s version %d does not have all live items yet: %s", self.model, version.version, error)
+            self._waiting[version] = time.monotonic() + SHARDS_S
 
     def _apply_until(self, end: int, journal: Journal | Transaction) -> None:
         """Apply the committed operations up to a sequence."""
@@ -395,16 +412,20 @@ class JournalThread:
     def _apply(self, operations: Sequence[Operation], stored: Mapping[int, Stored], store: Store) -> None:
         """Apply operations, in their order, to all versions, and publish them. stored: their placements by the fingerprint of a version."""
         for version in self._joined_versions:
-            if version.refused is None:
-                apply_all(version, operations, stored[version.fingerprint], store)
+            if version.refused is None and version not in self._waiting:
+                self._bring(version, partial(apply_all, version, operations, stored[version.fingerprint], store))
                 version.publish()
         self._reach(operations[-1].sequence)
 
     def _reach(self, sequence: int) -> None:
         self.applied = sequence
-        self._on_lag(0)
+        self._show_lag(sequence)
         self._notices.applied(self.model, sequence if self.versions else None)
         self._on_apply()
+
+    def _show_lag(self, end: int) -> None:
+        """Show how far the version furthest behind is behind an operation."""
+        self._on_lag(max(end - min([self.applied, *(version.applied for version in self._waiting)]), 0))
 
     def _join(self, version: LiveVersion) -> None:
         """Bring a version up to date with the others, and keep it so."""
@@ -427,6 +448,7 @@ class JournalThread:
 
     def _set_joined(self, joined: tuple[LiveVersion, ...]) -> None:
         self._joined_versions = joined
+        self._waiting = {version: at for version, at in self._waiting.items() if version in joined}
         self.served = {version.version: version for version in joined}
         self.versions = {number: version for number, version in self.served.items() if version.refused is None}
 

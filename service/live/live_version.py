@@ -20,7 +20,7 @@ import numpy as np
 
 from espalier.arrays import Bool, Int64
 from espalier.bundle import Bundle
-from espalier.errors import EspalierError, InvalidData, JournalBusy
+from espalier.errors import EspalierError, InvalidData
 from espalier.items import Items
 from espalier.live.fields import Columns
 from espalier.live.filtered import LiveFilters
@@ -189,15 +189,15 @@ class LiveVersion:
     def new_placements(self, operations: Sequence[Operation]) -> dict[int, Placements]:
         """Placements of operations by the evidence in their bodies, by sequence; without operations that cannot be placed.
 
-        Raises JournalBusy if shards that it must ask do not answer now: the version must wait for them.
+        Raises ShardsMissing if shards that it must ask do not answer now: the version must wait for them.
 
         operations  at least one; none names the item of another
         """
         try:
             self.publish()  # their evidence may name items that were applied just before
             results = self.candidates([(operation.id, operation.body) for operation in operations])
-        except ShardsMissing as error:
-            raise JournalBusy(f"{self._name} version {self.version}: {error}") from error
+        except ShardsMissing:
+            raise
         except NotReady:  # its engine searches no more; if the version is loaded again, it catches up
             self._dropped = True
             first = operations[0].sequence

@@ -33,7 +33,9 @@ Store = Callable[[int, Stored], Stored]
 
 
 def replay(version: LiveVersion, journal: Journal, until: int | None = None, store: Store | None = None) -> None:
-    """Apply the last operation of each item that a version lacks, up to an operation, and publish them. Raises JournalError.
+    """Apply the last operation of each item that a version lacks, up to an operation, and publish them.
+
+    Raises JournalError and ShardsMissing.
 
     store  None: in transactions of this thread
     """
@@ -79,8 +81,9 @@ def _without_collections() -> Iterator[None]:
 def apply_all(version: LiveVersion, operations: Sequence[Operation], stored: Stored, store: Store) -> None:
     """Apply operations to a version, in their order. stored: the stored placements.
 
-    Raises JournalBusy if new placements cannot be found or stored now: another process may store other ones, so the version must wait. If
-    no process can store any, because the disk is full or read-only, the new ones are used all the same.
+    Raises JournalBusy if new placements cannot be stored now: another process may store other ones, so the version must wait for these. If
+    no process can store any, because the disk is full or read-only, the new ones are used all the same. Raises ShardsMissing if shards do
+    not say now where items go. In both cases the operations before are applied.
     """
     begin = 0
     while begin < len(operations):

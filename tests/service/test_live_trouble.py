@@ -16,9 +16,10 @@ from espalier.errors import JournalBusy, JournalFull
 from espalier.live import journal
 from espalier.live.journal import Transaction
 from espalier.live.operations import ItemBody
-from service.errors import CatalogueFull, NotFound, NotReady, NotWritable
+from service.errors import CatalogueFull, NotFound, NotReady, NotWritable, ShardsMissing
 from service.live import compaction, group, journal_thread, live_version
 from service.live.catalogue_types import Put
+from service.live.live_version import LiveVersion
 from service.live.replay import apply_all
 from service.models.loading import LoadedModel
 from tests.service.live_running import ALL, Live, Nearest, add_version, live_service, models
@@ -217,6 +218,32 @@ def test_a_write_that_a_version_must_wait_for_is_applied_later(live: Live, monke
     assert live.put("new", like=("item-1",)).outcome == "inserted"
     until(lambda: "new" in live.found("item-1"))
     until(lambda: live.catalogue.status().reason is None)
+
+
+def test_a_version_on_trial_whose_shards_are_missing_holds_up_no_write(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    candidates, missing = LiveVersion.candidates, set[int]()
+
+    def of_present(version: LiveVersion, items: Any) -> Any:
+        if version.version in missing:
+            raise ShardsMissing("no answer of shard 1")
+        return candidates(version, items)
+
+    monkeypatch.setattr(LiveVersion, "candidates", of_present)
+    monkeypatch.setattr(journal_thread, "SHARDS_S", 0.1)
+    add_version(models, 2)
+    (models / "books" / "serving.json").write_text('{"generation": 1, "versions": [1, 2], "default": 2}')
+    with live_service(models, monkeypatch) as live:
+        asked = {"queries": [{"history": ["item-1"]}], "version": 1}
+        until(lambda: live.running.client.post("/retrieve", json=asked).status_code == 200)
+        missing.add(1)
+        assert live.put("new", like=("item-1",)).outcome == "inserted"
+        assert live.put("newer", like=("item-1",)).outcome == "inserted"
+        assert live.delete("new").outcome == "deleted"
+        assert "newer" in live.found("item-1")
+        assert "newer" not in live.found("item-1", version=1)
+        missing.clear()
+        until(lambda: "newer" in live.found("item-1", version=1))
+        assert "new" not in live.found("item-1", version=1)
 
 
 # -- a journal that has grown is compacted beside the writes, and nothing that counts is lost -----------------------------
