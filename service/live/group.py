@@ -21,7 +21,7 @@ from espalier.placement.placer import Candidates, needs_placement, trained_with
 from espalier.placement.slots import Slots
 
 from ..entity_tags import Condition
-from ..errors import CatalogueFull, NotFound
+from ..errors import CatalogueFull, NotFound, NotReady
 from ..live.catalogue_types import ALWAYS, NOWHERE, Delete, ItemOutcome, OutcomeKind, Put, tag_of
 from ..live.live_version import LiveVersion
 
@@ -84,7 +84,8 @@ class Decision:
 class Group:
     """Decides the writes of one transaction.
 
-    versions  those that serve, by number; default: its columns and items decide; None if no version serves
+    versions  those that have all operations, by number: what another one would place might take a slot that it does not know of
+    default   its columns and items decide; None if no version serves. If it is not among `versions`, only deletes are taken
     held      the last operation that a version on disk holds, perhaps of an earlier journal: a new journal continues behind it
     capacity  most live items
     now       seconds since 1970
@@ -126,6 +127,8 @@ class Group:
         return results
 
     def _put(self, write: Write, put: Put) -> Decision:
+        if self._default is not None and self._default.version not in self._versions:
+            raise NotReady(f"Version {self._default.version} does not have all live items yet: shards did not say where they go.")
         stored, exists = self._stored_state(put.id)
         self._check(write, stored, exists)
         if stored is not None and _is_stale(put.source_version, stored):

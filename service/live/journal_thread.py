@@ -265,7 +265,8 @@ class JournalThread:
 
     def _commit(self, group: list[Write]) -> None:
         default = self._default()
-        writes, refusals = with_candidates(group, self.versions.values(), default)
+        placed_in = [version for version in self.versions.values() if version is default or version not in self._waiting]
+        writes, refusals = with_candidates(group, placed_in, default)
         if any(isinstance(refusal.error, NotReady) for refusal in refusals) and self._default() is not default:
             self._put_back.extendleft(reversed(group))  # the default was dropped meanwhile: the next one places them
             return
@@ -282,7 +283,8 @@ class JournalThread:
                 self._apply_until(transaction.last_sequence(), transaction)
                 now = time.time()
                 self._expire(now)
-                results = Group(transaction, self.versions, default, self._held(transaction), self._capacity, now).decide(writes)
+                current = {number: version for number, version in self.versions.items() if version not in self._waiting}
+                results = Group(transaction, current, default, self._held(transaction), self._capacity, now).decide(writes)
         except JournalError as error:
             self._remark(str(error))
             if isinstance(error, JournalBusy):  # else each waiting write would wait in turn for the process that holds the lock
@@ -341,7 +343,7 @@ class JournalThread:
                 placed = ItemPlacement(default.version, placements[0].parent, placed_by(decision.operation))
             else:
                 placed = default.placed(decision.write.request.id)
-        return ItemOutcome(decision.sequence, decision.outcome, True, placed, decision.write.unknown)
+        return ItemOutcome(decision.sequence, decision.outcome, default not in self._waiting, placed, decision.write.unknown)
 
     def _default(self) -> LiveVersion | None:
         number = self.default()
@@ -354,7 +356,7 @@ class JournalThread:
         self._catch_up_queued, before = False, self.applied
         try:
             end = self.journal.last_sequence()
-            self._show_lag(end)
+            self._show_progress(end)
             self._replay()
             self._apply_until(end, self.journal)
             self._forget_erased()
@@ -387,7 +389,8 @@ class JournalThread:
         """Have a version apply operations. If shards do not say where an item goes, it waits, and nothing later is applied to it."""
         try:
             work()
-            self._waiting.pop(version, None)
+            if self._waiting.pop(version, None) is not None:
+                self._show_progress(self.applied)
         except ShardsMissing as error:
             if version not in self._waiting:
                 log.warning("%s version %d does not have all live items yet: %s", self.model, version.version, error)
@@ -419,13 +422,14 @@ class JournalThread:
 
     def _reach(self, sequence: int) -> None:
         self.applied = sequence
-        self._show_lag(sequence)
-        self._notices.applied(self.model, sequence if self.versions else None)
+        self._show_progress(sequence)
         self._on_apply()
 
-    def _show_lag(self, end: int) -> None:
-        """Show how far the version furthest behind is behind an operation."""
-        self._on_lag(max(end - min([self.applied, *(version.applied for version in self._waiting)]), 0))
+    def _show_progress(self, end: int) -> None:
+        """Tell the other workers and the metric what all versions have applied. end: the last committed operation."""
+        reached = min([self.applied, *(version.applied for version in self._waiting)])
+        self._on_lag(max(end - reached, 0))
+        self._notices.applied(self.model, reached if self.versions else None)
 
     def _join(self, version: LiveVersion) -> None:
         """Bring a version up to date with the others, and keep it so."""

@@ -196,7 +196,7 @@ class LiveVersion:
         try:
             self.publish()  # their evidence may name items that were applied just before
             results = self.candidates([(operation.id, operation.body) for operation in operations])
-        except ShardsMissing:
+        except ShardsMissing:  # a NotReady too, but it passes
             raise
         except NotReady:  # its engine searches no more; if the version is loaded again, it catches up
             self._dropped = True

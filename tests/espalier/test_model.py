@@ -341,8 +341,9 @@ def test_what_is_no_id_is_named_and_whole_floats_are_integers(model: Model) -> N
             model.search([["nginx"], ["nginx", None, value]])
         with pytest.raises(InvalidQuery, match=rf"^items\[0\]: got {text}, expected strings"):
             model.explain(["nginx"], [value])
+    no_item: Any = float("nan")
     with pytest.raises(InvalidQuery, match=r"^items\[0\]: got nan, expected strings"):
-        model.explain(["nginx"], [float("nan")])  # type: ignore[list-item]
+        model.explain(["nginx"], [no_item])
     whole = model.search([["nginx", "perl"]] * 3, m=5)
     assert model.search([["nginx", empty, "perl"] for empty in (None, float("nan"), np.float32("nan"))], m=5).equals(whole)
     asked: Any = [3, np.int64(3), 3.0, np.float32(3)]

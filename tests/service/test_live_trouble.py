@@ -14,8 +14,8 @@ import pytest
 
 from espalier.errors import JournalBusy, JournalFull
 from espalier.live import journal
-from espalier.live.journal import Transaction
-from espalier.live.operations import ItemBody
+from espalier.live.journal import Journal, Transaction
+from espalier.live.operations import ItemBody, Operation
 from service.errors import CatalogueFull, NotFound, NotReady, NotWritable, ShardsMissing
 from service.live import compaction, group, journal_thread, live_version
 from service.live.catalogue_types import Put
@@ -220,16 +220,42 @@ def test_a_write_that_a_version_must_wait_for_is_applied_later(live: Live, monke
     until(lambda: live.catalogue.status().reason is None)
 
 
-def test_a_version_on_trial_whose_shards_are_missing_holds_up_no_write(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    candidates, missing = LiveVersion.candidates, set[int]()
+def shards_missing_in(function: str, versions: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A function of these versions gets no answer of a shard."""
+    original = getattr(LiveVersion, function)
 
     def of_present(version: LiveVersion, items: Any) -> Any:
-        if version.version in missing:
+        if version.version in versions:
             raise ShardsMissing("no answer of shard 1")
-        return candidates(version, items)
+        return original(version, items)
 
-    monkeypatch.setattr(LiveVersion, "candidates", of_present)
+    monkeypatch.setattr(LiveVersion, function, of_present)
     monkeypatch.setattr(journal_thread, "SHARDS_S", 0.1)
+
+
+def test_while_the_default_version_waits_for_shards_only_deletes_are_taken(
+    live: Live, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not know which slots the operations take that it has not applied. A shard that did not answer may do so at the next put."""
+    assert live.put("gone", like=("item-1",)).visible
+    shards_missing_in("new_placements", missing := {1}, monkeypatch)
+    with Journal(models / "books" / "live.db").writing() as transaction:
+        transaction.append(Operation(0, "late", "put", ItemBody(like=("item-1",))))
+    until(lambda: counted(live.running)['espalier_live_lag{model="books"}'] == 1)
+    with pytest.raises(NotReady, match="does not have all live items yet"):
+        live.put("new", like=("item-1",))
+    deleted = live.delete("gone")
+    assert (deleted.outcome, deleted.visible) == ("deleted", False)
+    missing.clear()
+    until(lambda: "late" in live.found("item-1"))
+    assert live.put("new", like=("item-1",)).visible
+    found = {*live.found("item-1")}
+    assert {"late", "new"} <= found
+    assert "gone" not in found
+
+
+def test_a_version_on_trial_whose_shards_are_missing_holds_up_no_write(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shards_missing_in("candidates", missing := set[int](), monkeypatch)
     add_version(models, 2)
     (models / "books" / "serving.json").write_text('{"generation": 1, "versions": [1, 2], "default": 2}')
     with live_service(models, monkeypatch) as live:
