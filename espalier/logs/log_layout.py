@@ -183,7 +183,7 @@ def _is_array(line: str) -> bool:
     """Whether a line is a JSON array, or one of an array of such."""
     text = line.strip().removesuffix(",")
     for array in (text, text.removeprefix("[")):
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError):
             if isinstance(json.loads(array), list):
                 return True
     return False

@@ -158,6 +158,7 @@ def test_columns_whose_names_are_numbers_need_another_name_in_the_header(tmp_pat
         ('{"user": 1, "item": 2}\n', {}, "first line: got '{.user.: 1, .item.: 2}', expected CSV, TSV, .* looks like JSON"),
         ('[\n  {"user": 1}\n]\n', {}, "first line: got '\\[', expected CSV, TSV, .* looks like JSON"),
         ("[88, 11, 17]\n[5, 11]\n", {}, "first line: got '\\[88, 11, 17\\]', expected CSV, TSV, .* looks like JSON"),
+        (100_000 * "[" + "\nb\n", {}, "first line: got '\\[\\[.*, expected as many fields"),
         ("[[88, 11],\n[5, 11]]\n", {}, "first line: got '\\[\\[88, 11\\],', expected CSV, TSV, .* looks like JSON"),
         ("user,item\na,b\nc\n", {}, "log.csv: line 3: got 'c', expected as many fields as in every line, .*; the first line has 2"),
         ("user,item\na,b\nc,d,e\n", {}, "log.csv: line 3: got 'c,d,e', expected as many fields"),
