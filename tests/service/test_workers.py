@@ -10,6 +10,7 @@ import signal
 import socket
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -91,10 +92,24 @@ def test_a_worker_that_dies_is_replaced_and_what_it_counted_stays(models: Path) 
 
 
 def test_a_worker_that_stands_still_is_replaced(models: Path) -> None:
+    processes = set[str]()
+
+    def both_answer() -> bool:
+        connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=30)
+        connection.request("GET", "/livez")
+        processes.add(connection.getresponse().headers["X-Request-Id"][:12])
+        connection.close()
+        return len(processes) == 2
+
     with service(models, 2, ("tests.service.hasty_supervisor",)) as running:
+        until(both_answer, "both event loops run: before, a worker may take its time")
         first, _ = running.workers()
         os.kill(first, signal.SIGSTOP)
-        until(lambda: len(running.workers()) == 2 and first not in running.workers(), "another one takes its place")
+        try:
+            until(lambda: len(running.workers()) == 2 and first not in running.workers(), "another one takes its place")
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(first, signal.SIGCONT)  # if it is still there, it would keep the log open
         until(lambda: "".join(running.log).count("is ready on") == 3, "it has loaded")
         running.served()
         assert f"worker {first} has stood still for " in "".join(running.log)
