@@ -50,7 +50,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def listed(function: Any, loss: Any, seed: int) -> list[Any]:
         if function == "rank-svm":
-            return [{"cost": cost, "scaling": "z-score"} for cost in (0.1, 1.0)]
+            return [{"cost": cost} for cost in (0.1, 1.0)]
         return [ranker_config(kind=function, loss=loss, seed=seed, max_epochs=2, ties=ties) for ties in ("random", "marginal")]
 
     monkeypatch.setattr(nce_tables, "candidates", listed)

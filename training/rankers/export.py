@@ -42,15 +42,9 @@ def _example(ranker: Ranker) -> Float32:
     """float32[R, F]: rows about the training rows' means, from within to far beyond them, a fifth of the values missing."""
     rng = np.random.default_rng(0)
     width = len(ranker.feature_names)
-    standardise = ranker.standardise
     spread_R = rng.choice([0.1, 1.0, 10.0], (COMPARED_ROWS, 1))
-    if standardise.scaling == "quantile":
-        knots_FK = standardise.knots_FK.numpy()
-        low_F, high_F = knots_FK[:, 0], knots_FK[:, -1]
-        example_RF = (low_F + high_F) / 2 + spread_R * (high_F - low_F) * rng.standard_normal((COMPARED_ROWS, width))
-    else:
-        scale_F = standardise.scale[:width].numpy()
-        deviation_F = np.divide(1, scale_F, out=np.ones_like(scale_F), where=scale_F > 0)
-        example_RF = standardise.mean[:width].numpy() + spread_R * deviation_F * rng.standard_normal((COMPARED_ROWS, width))
+    knots_FK = ranker.standardise.knots_FK.numpy()
+    low_F, high_F = knots_FK[:, 0], knots_FK[:, -1]
+    example_RF = (low_F + high_F) / 2 + spread_R * (high_F - low_F) * rng.standard_normal((COMPARED_ROWS, width))
     example_RF[rng.random(example_RF.shape) < 0.2] = np.nan
     return np.asarray(example_RF, np.float32)

@@ -27,15 +27,13 @@ from espalier.metrics import ndcg
 from ..data.ranking_set import RankingSet
 from ..rankers.choice_models import elimination_loss, plackett_luce_loss, random_order, tied_elimination_loss, tied_plackett_luce_loss
 from ..rankers.rank_functions import HighwayFunction, LinearFunction
-from ..rankers.standardise import Standardise
+from ..rankers.standardise import Standardise, in_blocks
 from ..specification.ranker import HighwayConfig, RankerConfig
 
 LAYERS = 3
 """Layers of the highway network, as in the paper."""
 INIT_STD = 0.1
 """Standard deviation of the first weights; the paper says "small"."""
-SCORED_ROWS = 1 << 16
-"""Rows scored at a time: bounds the memory of hidden units."""
 VALIDATE_AT = 10
 """k of the NDCG@k that chooses the epoch."""
 
@@ -91,10 +89,8 @@ class Ranker(nn.Module):
         """float32[R]. Raises InvalidData if the number of features is not that of the training."""
         if features_RF.ndim != 2 or features_RF.shape[1] != len(self.feature_names):
             raise InvalidData("features_RF", list(features_RF.shape), f"[R, {len(self.feature_names)}]")
-        device = self.standardise.mean.device
-        blocks = [torch.from_numpy(features_RF[start : start + SCORED_ROWS]) for start in range(0, len(features_RF), SCORED_ROWS)]
-        scores = [self(block.to(device)).cpu().numpy() for block in blocks]
-        return np.concatenate([np.zeros(0, np.float32), *scores])
+        scores_R: Float32 = in_blocks(self, torch.from_numpy(features_RF).to(self.standardise.mean.device)).cpu().numpy()
+        return scores_R
 
 
 def fit_ranker(
@@ -148,7 +144,7 @@ class _Run:
         self._optimizer = torch.optim.Adam(self.ranker.function.parameters(), lr=config.learning_rate)
         self._step_share = 1 / max(descent.average * -(-len(queries) // descent.batch_queries), 1.0)
         with torch.no_grad():
-            self._inputs_RF = self.ranker.standardise(torch.from_numpy(train.features_RF).to(device))
+            self._inputs_RF = in_blocks(self.ranker.standardise, torch.from_numpy(train.features_RF).to(device))
         self._grades_R = torch.from_numpy(train.grades_R).to(device)
 
     def epoch(self, number: int) -> float:
@@ -195,7 +191,7 @@ class _Run:
 def new_ranker(train: RankingSet, config: RankerConfig) -> Ranker:
     """An untrained ranker: features standardised as those of some rows, weights drawn from the seed."""
     generator = torch.Generator().manual_seed(config.seed)
-    standardise = Standardise(train.features_RF, config.scaling)
+    standardise = Standardise(train.features_RF)
     function = (
         HighwayFunction(standardise.outputs, config.hidden, LAYERS, config.dropout, INIT_STD, generator)
         if isinstance(config, HighwayConfig)

@@ -12,7 +12,6 @@ from ..specification.sections import Form, Section, default_kind, read_toml
 Function = Literal["linear", "highway"]
 Ties = Literal["random", "marginal"]
 ChoiceModel = Literal["elimination", "plackett-luce"]
-Scaling = Literal["z-score", "quantile"]
 
 
 class _Ranker(Section):
@@ -23,8 +22,6 @@ class _Ranker(Section):
     ties: Ties = "random"
     """order of items with equal grades: `"random"`, `"marginal"`. `"random"`: drawn anew in every epoch. `"marginal"`: the probability of
     all their orders"""
-    scaling: Scaling = "z-score"
-    """scaling of features: `"z-score"`, `"quantile"`. `"quantile"`: a rising piecewise linear map to the normal distribution"""
     learning_rate: float = Field(default=3e-3, gt=0)
     """first learning rate. Halved after an epoch in which the training loss did not improve"""
     max_epochs: int = Field(default=50, ge=1)

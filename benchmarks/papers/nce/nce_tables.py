@@ -38,7 +38,7 @@ from espalier.metrics import ndcg
 from training.data.letor import read_letor, read_svmlight
 from training.data.ranking_set import RankingSet
 from training.rankers.fit import Descent, fit_ranker
-from training.specification.ranker import HighwayConfig, LinearRankerConfig, RankerConfig, Scaling, Ties
+from training.specification.ranker import HighwayConfig, LinearRankerConfig, RankerConfig, Ties
 
 SETS = ("l2r-mq2007-agg", "l2r-lightgbm-example", "l2r-mq2008-partial")
 Scores = Callable[[Float32], Float32]
@@ -98,18 +98,16 @@ LAMBDAMART = BoostingConfig(loss="lambdarank", trees=500, row_share=0.8, feature
 
 
 def candidates(function: str, loss: Any, seed: int) -> list[RankerConfig | BoostingConfig | dict[str, Any]]:
-    pairs = itertools.product
     if function == "rank-svm":
-        return [{"cost": cost, "scaling": scaling} for cost, scaling in pairs((0.01, 0.1, 1.0, 10.0), ("z-score", "quantile"))]
+        return [{"cost": cost} for cost in (0.01, 0.1, 1.0, 10.0)]
     if function in ("linear", "highway"):
         network = LINE if function == "linear" else NETWORK
-        return [
-            network.model_copy(update={"loss": loss, "seed": seed, "scaling": scaling, "ties": ties})
-            for scaling, ties in pairs(get_args(Scaling), get_args(Ties))
-        ]
+        return [network.model_copy(update={"loss": loss, "seed": seed, "ties": ties}) for ties in get_args(Ties)]
     if function == "boosting":
         return [BoostingConfig(loss=loss, seed=seed, leaves=leaves) for leaves in (31, 512)]
-    return [replace(LAMBDAMART, seed=seed, leaves=leaves, learning_rate=rate) for leaves, rate in pairs((7, 15, 31), (0.03, 0.1))]
+    return [
+        replace(LAMBDAMART, seed=seed, leaves=leaves, learning_rate=rate) for leaves, rate in itertools.product((7, 15, 31), (0.03, 0.1))
+    ]
 
 
 def written(candidate: RankerConfig | BoostingConfig) -> dict[str, Any]:

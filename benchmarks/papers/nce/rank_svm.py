@@ -18,18 +18,14 @@ from espalier.errors import InvalidData
 from training.data.ranking_set import RankingSet
 from training.rankers.fit import Ranker
 from training.rankers.rank_functions import LinearFunction
-from training.rankers.standardise import Standardise
-from training.specification.ranker import Scaling
+from training.rankers.standardise import Standardise, in_blocks
 
 MAX_PAIRS = 3_000_000
 """Of more pairs a seeded sample is taken: their differences are a dense array."""
 
 
-def fit_rank_svm(train: RankingSet, cost: float, scaling: Scaling = "z-score", seed: int = 0) -> Ranker:
-    """A linear ranker.
-
-    cost     C
-    scaling  of features, as `RankerConfig` has it
+def fit_rank_svm(train: RankingSet, cost: float, seed: int = 0) -> Ranker:
+    """A linear ranker of cost C.
 
     Raises InvalidData where no query has items of different grades.
     """
@@ -40,8 +36,8 @@ def fit_rank_svm(train: RankingSet, cost: float, scaling: Scaling = "z-score", s
     share = min(1.0, MAX_PAIRS / len(pairs_P2))
     if share < 1:
         pairs_P2 = pairs_P2[rng.choice(len(pairs_P2), MAX_PAIRS, replace=False)]
-    standardise = Standardise(train.features_RF, scaling)
-    inputs_RF = standardise(torch.from_numpy(train.features_RF)).numpy().astype(np.float64)
+    standardise = Standardise(train.features_RF)
+    inputs_RF = in_blocks(standardise, torch.from_numpy(train.features_RF)).numpy().astype(np.float64)
     difference_PF = inputs_RF[pairs_P2[:, 0]] - inputs_RF[pairs_P2[:, 1]]
     sign_P = np.where(np.arange(len(difference_PF)) % 2, -1.0, 1.0)  # LIBLINEAR needs two classes; the loss is symmetric
     solver = LinearSVC(loss="squared_hinge", dual=False, fit_intercept=False, C=cost / len(train) / share, tol=1e-4)
