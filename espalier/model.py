@@ -490,13 +490,13 @@ def _check_number(field: str, value: object, limit: int) -> None:
 
 
 def _limited(field: str, values: Any, limit: int) -> list[int]:
-    """One number at least, each from 1 to `limit`. Raises InvalidQuery."""
+    """The different numbers, one at least, each from 1 to `limit`. Raises InvalidQuery."""
     numbers = _listed(field, values, "a list of numbers")
     if not numbers:
         raise InvalidQuery(field, numbers, "at least one number")
     for i, number in enumerate(numbers):
         _check_number(f"{field}[{i}]", number, limit)
-    return numbers
+    return list(dict.fromkeys(numbers))
 
 
 def _history_of(position: int, query: Any) -> list[str]:

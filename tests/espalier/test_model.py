@@ -186,7 +186,7 @@ def test_what_is_measured_with_is_checked(model: Model, name: str, value: Any, s
 
 def test_a_model_is_measured_with_arrays_of_numbers(model: Model) -> None:
     beams: Any = np.array([5, 8])
-    measured = model.evaluate(beam_sizes=beams, ms=beams - 3)
+    measured = model.evaluate(beam_sizes=[*beams, 5], ms=beams - 3)  # each once
     assert measured.select(["beam_size", "m"]).to_pylist() == [{"beam_size": beam, "m": m} for beam in (5, 8) for m in (2, 5)]
 
 

@@ -230,6 +230,11 @@ def test_counts_are_those_of_the_definition_in_blocks_of_any_size(seed: int, win
     assert_allclose(dense(counts.offset_I1, counts.item_N, counts.before_N), after.T, rtol=1e-5)
 
 
+def test_users_without_events_count_nothing() -> None:
+    counts = count_pairs(lists_of(log_of([[1, 2], [], [2, 1]], items=3), np.arange(3)), fading(1.0, 5), 0.5)
+    assert_allclose(dense(counts.offset_I1, counts.item_N, counts.after_N), by_hand([[1, 2], [2, 1]], 3, 5, 1.0, 0.5), rtol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("rows", "users", "distinct", "copied", "events"),
     [

@@ -116,8 +116,10 @@ def count_pairs(
     bound = int(np.minimum(bound_I, most).sum())
     pairs = (np.empty(bound, np.int32), np.empty(bound, np.float32), np.empty(bound, np.float32))
     weight_D = weight_W[:window].astype(np.float32)
-    weight_E = np.repeat(np.power(lists.length_U.astype(np.float32), np.float32(-user_exponent)), lists.length_U + 1)
-    weight_E = weight_E if user_exponent else weight_E[:0]
+    weight_E = np.empty(0, np.float32)
+    if user_exponent:
+        weight_U = np.power(np.maximum(lists.length_U, 1).astype(np.float32), np.float32(-user_exponent))
+        weight_E = np.repeat(weight_U, lists.length_U + 1)
     total_I = _totals(lists.item_E, weight_E, items) if user_exponent else lists.events_I.astype(np.float64)
     damped_I = np.power(np.maximum(lists.events_I, 1), damping, dtype=np.float32)
     offset_I1 = np.zeros(items + 1, np.int64)
