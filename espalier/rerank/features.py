@@ -34,6 +34,7 @@ class CallerFeatures:
     items: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
 
 
+MIN_NORM = np.float32(1e-12)
 NO_CALLER_FEATURES = CallerFeatures()
 
 
@@ -81,11 +82,17 @@ class RankFeatures:
         retrieval = {"retrieval.log_position": log_position_N, "retrieval.rank": ranks_N, "retrieval.score": scores_N}
         columns: dict[str, Any] = {name: values for name, values in retrieval.items() if name in self._column}
         columns |= {name: _attribute(name, column_I, rows_N, live) for name, column_I in self._attributes.items()}
+        rows_ND = None if self._rows_ND is None else self._node_rows(rows_N, live)
+        if rows_ND is not None:
+            columns["leaf.norm"] = _norms(rows_ND)
         if self._historic:
             history_T = queries.array[b].astype(np.int64)
-            columns |= self._history(rows_N, history_T[history_T >= 0], live)
-        if "leaf.norm" in self._column:
-            columns["leaf.norm"] = np.linalg.norm(self._node_rows(rows_N, live), axis=1)
+            history_T = history_T[history_T >= 0]
+            columns["history.length"] = len(history_T)
+            age_by_row = dict(zip(history_T.tolist(), range(len(history_T) - 1, -1, -1), strict=True))  # of the newest event
+            columns["history.seen"] = [age_by_row.get(row, np.nan) for row in rows_N.tolist()]
+            if rows_ND is not None and self._cosines and len(history_T):
+                columns |= _cosines(rows_ND, columns["leaf.norm"], self._node_rows(history_T, live))
         for name, values in columns.items():
             if name in self._column:
                 features_NF[:, self._column[name]] = values
@@ -98,31 +105,6 @@ class RankFeatures:
                     features_NF[n, self.caller_item[name]] = numbers[name]
         features_NF[np.isinf(features_NF)] = np.nan
         return features_NF
-
-    def _history(self, rows_N: Int64, history_T: Int64, live: LiveCandidates | None) -> dict[str, Any]:
-        length = len(history_T)
-        columns: dict[str, Any] = {"history.length": length}
-        if not length:
-            return columns
-        age_T = np.arange(length - 1, -1, -1, dtype=np.float32)
-        if "history.seen" in self._column:
-            age_NT = np.where(rows_N[:, None] == history_T, age_T, np.float32(np.inf))
-            seen_N = age_NT.min(1)
-            columns["history.seen"] = np.where(np.isinf(seen_N), np.float32(np.nan), seen_N)
-        if self._cosines:
-            unit_ND, history_TD = _unit(self._node_rows(rows_N, live)), _unit(self._node_rows(history_T, live))
-            weight_T = np.exp2(-age_T / HALF_LIFE)
-            means_DK = history_TD.T @ np.stack([np.full(length, np.float32(1 / length)), weight_T / weight_T.sum()], axis=1)
-            cosine_NT, mean_NK = unit_ND @ history_TD.T, unit_ND @ means_DK  # the mean of cosines is the cosine to the mean
-            top = min(3, length)
-            columns |= {
-                "history.best": cosine_NT.max(1),
-                "history.top3": np.partition(cosine_NT, length - top, axis=1)[:, length - top :].sum(1) / np.float32(top),
-                "history.mean": mean_NK[:, 0],
-                "history.recent": mean_NK[:, 1],
-                "history.last": cosine_NT[:, -1],
-            }
-        return columns
 
     def _node_rows(self, rows_N: Int64, live: LiveCandidates | None) -> Float32:
         """float32[N, D]: the leaves' node rows of items."""
@@ -169,11 +151,26 @@ def is_numeric(kind: pa.DataType) -> bool:
     return bool(pt.is_integer(kind) or pt.is_floating(kind) or pt.is_boolean(kind) or pt.is_decimal(kind))
 
 
-def _unit(rows_ND: Float32) -> Float32:
-    """Rows of length 1; a row of zeros stays."""
-    norm_N = np.sqrt(np.einsum("nd,nd->n", rows_ND, rows_ND))
-    unit_ND: Float32 = rows_ND / np.maximum(norm_N, np.float32(1e-12))[:, None]
-    return unit_ND
+def _norms(rows_ND: Float32) -> Float32:
+    """float32[N]: the length of each row."""
+    norm_N: Float32 = np.sqrt(np.einsum("nd,nd->n", rows_ND, rows_ND))
+    return norm_N
+
+
+def _cosines(rows_ND: Float32, norm_N: Float32, history_TD: Float32) -> dict[str, Float32]:
+    """Cosines of rows of length `norm_N` with the rows of a history, the newest last. A row of zeros has a cosine of 0."""
+    length = len(history_TD)
+    unit_TD = history_TD / np.maximum(_norms(history_TD), MIN_NORM)[:, None]
+    cosine_NT = rows_ND @ unit_TD.T / np.maximum(norm_N, MIN_NORM)[:, None]
+    weight_T = np.exp2(-np.arange(length - 1, -1, -1, dtype=np.float32) / HALF_LIFE)
+    top = min(3, length)
+    return {
+        "history.best": cosine_NT.max(1),
+        "history.top3": np.partition(cosine_NT, length - top, axis=1)[:, length - top :].sum(1) / np.float32(top),
+        "history.mean": cosine_NT.mean(1),
+        "history.recent": cosine_NT @ (weight_T / weight_T.sum()),
+        "history.last": cosine_NT[:, -1],
+    }
 
 
 class LiveCandidates:
