@@ -6,7 +6,6 @@ import asyncio
 import json
 import logging
 import re
-import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +18,6 @@ import pytest
 from service.watch.logs import BURST, JsonFormatter
 from tests.http_servers import Received, answering
 from tests.service.conversation import Conversation
-from tests.service.models.registry import add_version
 from tests.service.own_time import pass_time, settled
 from tests.service.running import Json, Running, bearer, counted, problem, run, small_model
 
@@ -35,17 +33,6 @@ async def test_an_admin_body_that_does_not_come_is_not_waited_for(running: Runni
     assert not talk.task.done()
     await pass_time(2)
     assert await talk.head() == 408
-
-
-def test_an_admin_loads_a_model_that_came_after_the_start(models: Path, tmp_path: Path) -> None:
-    own = shutil.copytree(models, tmp_path / "models")  # other tests share theirs
-    with run(own, admin_keys=(ADMIN,)) as running:
-        add_version(own, 1, name="films")
-        for path in ("/models/films/load", "/models/films/default"):
-            loaded = running.client.post(path, json={"version": 1}, headers=bearer(ADMIN))
-            assert loaded.status_code == 200, loaded.text
-        assert running.client.post("/models/plays/load", json={"version": 1}, headers=bearer(ADMIN)).status_code == 404
-        assert running.client.post("/retrieve", json={"model": "films", "queries": [COLD]}).status_code == 200
 
 
 # -- deadlines and overload over HTTP ---------------------------------------------------------------------------------------

@@ -293,20 +293,6 @@ def test_a_request_knows_no_item_that_the_engine_does_not_have_yet(version: Live
     assert version.items.ids_of(version.items.rows_of(["new"])) == ["new"]
 
 
-def test_a_trained_item_that_comes_back_is_as_it_was_trained(version: LiveVersion, journal: Journal) -> None:
-    written(journal, ("item-4", ItemBody(fields={"colour": "green"}, like=("item-9",))))
-    replay(version, journal)
-    assert version.fields_of("item-4") == {"colour": "green"}
-    assert version.state.live_leaf_of("item-4") is not None
-    written(journal, ("item-4", None))
-    replay(version, journal)
-    assert version.placed("item-4") is None
-    written(journal, ("item-4", ItemBody()))
-    replay(version, journal)
-    assert version.fields_of("item-4") == {"title": "Title 4", "colour": "red", "price": 4.0}
-    assert version.state.live_leaf_of("item-4") is None
-
-
 def test_slots_are_promised_once_and_an_item_keeps_its_own_under_its_parent(version: LiveVersion) -> None:
     state, nearest = version.state, Nearest(version.bundle)
     (where,) = nearest.place([ItemBody(like=("item-1", "item-9"))], version.items, version.state.overlay(), version.parents)

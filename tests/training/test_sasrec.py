@@ -135,13 +135,6 @@ def test_the_model_that_ranks_computes_what_was_trained(seed: int, windows: list
     assert_allclose(model.user_vectors(histories) @ model.item_vectors.T, expected.detach().numpy(), rtol=1e-4, atol=1e-5)
 
 
-def two_towers(item_vectors: list[list[float]]) -> ProductDnn:
-    """A model whose user vector is the input vector of the last history item (and 0 without one)."""
-    table_IE = np.array(item_vectors, np.float32)
-    layer = (np.eye(table_IE.shape[1], dtype=np.float32), np.zeros(table_IE.shape[1], np.float32))
-    return ProductDnn((1,), table_IE, (layer,), np.concatenate([table_IE, np.zeros((len(table_IE), 1), np.float32)], axis=1))
-
-
 # -- training -------------------------------------------------------------------------------------------------------------
 
 
