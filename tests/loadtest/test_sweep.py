@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -25,8 +24,8 @@ from loadtest.cell import measure
 from loadtest.queries import read_queries
 from loadtest.sweep import main
 from loadtest.target import Json, ask, parse_url
+from tests.espalier.bundle.parts import content_of, draft_of
 from tests.pictures import Pictures
-from tests.service.damaged_models import content_of, draft_of
 from tests.service.processes import service
 from training import evaluate
 
@@ -38,8 +37,8 @@ BEAMS, MS = (2, 8, 32), (3, 20)
 
 def with_held_out(folder: Path, bundle: Bundle, heldout: pa.Table) -> Bundle:
     """The same bundle with other held-out queries."""
-    content = replace(content_of(bundle), heldout=heldout)
-    return write_bundle(folder / bundle.manifest.name / str(bundle.manifest.version), draft_of(bundle, bundle.manifest.version), content)
+    content = content_of(bundle, heldout=heldout)
+    return write_bundle(folder / bundle.manifest.name / str(bundle.manifest.version), draft_of(bundle), content)
 
 
 @pytest.fixture(scope="module")

@@ -13,32 +13,11 @@ from pathlib import Path
 import numpy as np
 
 from espalier.bundle import Bundle
-from espalier.bundle_writer import GraphContent, Graphs, write_bundle
+from espalier.bundle_writer import GraphContent, write_bundle
 from espalier.checks.golden import encode_table
-from espalier.manifest import ManifestDraft
 from espalier.tree import Tree
+from tests.espalier.bundle.parts import content_of, draft_of
 from tests.golden import golden_of_histories
-
-
-def content_of(bundle: Bundle) -> GraphContent:
-    """All parts of a bundle."""
-    scorer = bundle.graph_scorer
-    return GraphContent(
-        tree=bundle.tree,
-        stored_rows=np.array(bundle.node_rows_ND),
-        state_levels=scorer.state_levels,
-        graphs=Graphs(bundle.graph("query.onnx"), bundle.graph("scorer.onnx"), scorer.state_dim, scorer.form),
-        items=bundle.items,
-        golden=bundle.golden(),
-        heldout=bundle.heldout(),
-        memory=bundle.memory,
-        encoder=scorer.encoder,
-    )
-
-
-def draft_of(bundle: Bundle, version: int) -> ManifestDraft:
-    """What a manifest says before files are counted, for another version."""
-    return ManifestDraft(**{name: getattr(bundle.manifest, name) for name in ManifestDraft.model_fields} | {"version": version})
 
 
 def swap_leaves(content: GraphContent, rng: np.random.Generator) -> GraphContent:
@@ -74,7 +53,7 @@ DAMAGES: dict[str, Callable[[GraphContent, np.random.Generator], GraphContent]] 
 def damaged(bundle: Bundle, models: Path, version: int, damage: str, seed: int = 0) -> Bundle:
     """A version under `models` that is wrong and passes every check at load: what held-out queries should find is as it was."""
     content = DAMAGES[damage](content_of(bundle), np.random.default_rng(seed))
-    draft = draft_of(bundle, version)
+    draft = draft_of(bundle, version=version)
     golden = bundle.golden()
     histories = [row[row >= 0] for row in encode_table(bundle, golden).array.astype(np.int64)]
     with tempfile.TemporaryDirectory() as folder:

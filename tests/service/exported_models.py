@@ -15,8 +15,8 @@ from espalier.checks.heldout import read_heldout
 from espalier.engines import open_engine
 from espalier.search import SearchParams
 from espalier.tree import complete_tree
+from tests.espalier.bundle.parts import content_of, draft_of
 from tests.golden import golden_of_histories
-from tests.service.damaged_models import content_of, draft_of
 from training.evaluate import with_recall
 
 HELD_OUT, GOLDEN, MS = 24, 6, [2, 5]
@@ -35,11 +35,11 @@ def exported(folder: Path, rng: np.random.Generator, said: bool = True, remember
     column = pa.array([[f"item-{i}" for i in row] for row in histories], pa.list_(pa.string()))
     golden = golden_of_histories(bare, histories[:GOLDEN], [8] * GOLDEN, [5] * GOLDEN)
     unknown = pa.table({"history": column, "relevant": pa.array([["item-0"]] * HELD_OUT)})
-    first = write_bundle(folder / "first" / "books" / "1", draft_of(bare, 1), replace(content_of(bare), heldout=unknown))
+    first = write_bundle(folder / "first" / "books" / "1", draft_of(bare), content_of(bare, heldout=unknown))
     queries = read_heldout(first).queries
     found_BM = engine.search(queries, SearchParams.uniform(HELD_OUT, 8, max(MS), None)).item_rows_BM
     relevant = [[f"item-{i}" for i in {*row[row >= 0][::2].tolist(), *rng.integers(0, 64, 3).tolist()}] for row in found_BM]
-    content = replace(content_of(bare), golden=golden, heldout=pa.table({"history": column, "relevant": pa.array(relevant)}))
-    second = write_bundle(folder / "second" / "books" / "1", draft_of(bare, 1), content)
+    content = content_of(bare, golden=golden, heldout=pa.table({"history": column, "relevant": pa.array(relevant)}))
+    second = write_bundle(folder / "second" / "books" / "1", draft_of(bare), content)
     table = with_recall(second, engine, MS) if said else second.heldout()
-    return write_bundle(folder / "models" / "books" / "1", draft_of(bare, 1), replace(content, heldout=table))
+    return write_bundle(folder / "models" / "books" / "1", draft_of(bare), replace(content, heldout=table))

@@ -33,8 +33,8 @@ from service.http.console_routes import heldout_queries
 from service.http.frontier_route import MAX_BEAMS, MAX_QUERIES, interval
 from service.retrieval.schemas import Query
 from service.watch.query_samples import MAX_BYTES, PER_REQUEST, QUERY_BYTES, QuerySamples, as_json
+from tests.espalier.bundle.parts import content_of, draft_of
 from tests.service.conversation import Conversation
-from tests.service.damaged_models import content_of, draft_of
 from tests.service.exported_models import HELD_OUT, exported
 from tests.service.running import Json, Running, bearer, document, problem, run
 
@@ -178,7 +178,7 @@ def written(folder: Path, relevant: str) -> Path:
     bare = make_bundle(folder / "bare", rng, complete_tree(rng.permutation(64), 2), name="books", beam_size=8, m=5)
     histories = [[f"item-{rng.integers(64)}"] for _ in range(HELD_OUT)]
     heldout = pa.table({"history": pa.array(histories, pa.list_(pa.string())), "relevant": pa.array([[relevant]] * HELD_OUT)})
-    write_bundle(folder / "models" / "books" / "1", draft_of(bare, 1), replace(content_of(bare), heldout=heldout))
+    write_bundle(folder / "models" / "books" / "1", draft_of(bare), content_of(bare, heldout=heldout))
     return folder / "models"
 
 

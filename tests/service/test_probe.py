@@ -31,7 +31,8 @@ from service.models import probe
 from service.models.live_replay import CANARY_ANSWERS, MIN_CANARY_ANSWERS
 from service.models.probe import PATIENCE_S, Probe, Replay
 from service.watch.metrics import Metrics
-from tests.service.damaged_models import DAMAGES, content_of, damaged, draft_of
+from tests.espalier.bundle.parts import content_of, draft_of
+from tests.service.damaged_models import DAMAGES, damaged
 from tests.service.exported_models import GOLDEN, HELD_OUT, MS, exported
 from tests.service.live_running import Live, Nearest, open_reference
 from tests.service.own_time import pass_time, settled
@@ -424,7 +425,7 @@ def test_golden_queries_of_a_memory_drift_by_their_keys(tmp_path: Path) -> None:
 
 def test_recall_at_more_than_the_model_returns_is_not_expected(bundle: Bundle, tmp_path: Path) -> None:
     table = bundle.heldout().append_column("recall@500", pa.array([1.0] * HELD_OUT))
-    made = write_bundle(tmp_path / "books" / "2", draft_of(bundle, 2), replace(content_of(bundle), heldout=table))
+    made = write_bundle(tmp_path / "books" / "2", draft_of(bundle, version=2), content_of(bundle, heldout=table))
     assert bundle.manifest.search.max_m < 500
     assert list(Replay(made).expected) == MS
 

@@ -29,8 +29,8 @@ from espalier.tree import complete_tree
 from service.models.loading import EngineSource, LoadFailed, load_version
 from service.settings import Settings
 from service.watch.metrics import Metrics
+from tests.espalier.bundle.parts import content_of, draft_of
 from tests.rankers import add_ranker, weighted_sum, with_ranker
-from tests.service.damaged_models import content_of, draft_of
 from tests.service.running import LIMITS, Json, Running, ids, problem, run
 from training.golden import golden_answers
 
@@ -80,7 +80,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
 def rewritten(bundle: Bundle, path: Path, golden: pa.Table) -> Bundle:
     """The same bundle with other golden queries."""
-    return write_bundle(path, draft_of(bundle, bundle.manifest.version), replace(content_of(bundle), golden=golden))
+    return write_bundle(path, draft_of(bundle), content_of(bundle, golden=golden))
 
 
 # -- features --------------------------------------------------------------------------------------------------------

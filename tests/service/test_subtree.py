@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from espalier.search import Engine
 from espalier.tree import Tree, complete_tree, tree_from_children
 from service.retrieval import subtree, typical_values
 from service.retrieval.subtree import TreeView, describe_node
-from tests.service.damaged_models import content_of, draft_of
+from tests.espalier.bundle.parts import content_of, draft_of
 from tests.service.live_running import ALL, Live, live_service
 from tests.service.running import ITEMS, LIMITS, Json, Running, bearer, document, problem, run
 
@@ -212,8 +211,8 @@ def test_every_tree_of_a_forest_is_shown(tmp_path: Path) -> None:
 
 def test_titles_values_and_ids_alone_are_shown(tmp_path: Path) -> None:
     made = make_bundle(tmp_path / "made", np.random.default_rng(0), complete_tree(np.arange(8), 2), name="books", **LIMITS)
-    bare = replace(content_of(made), items=ItemTable.build(pa.table({"id": [f"item-{i}" for i in range(8)]})))
-    write_bundle(tmp_path / "models" / "books" / "1", draft_of(made, 1), bare)
+    bare = content_of(made, items=ItemTable.build(pa.table({"id": [f"item-{i}" for i in range(8)]})))
+    write_bundle(tmp_path / "models" / "books" / "1", draft_of(made), bare)
     with run(tmp_path / "models") as running:
         assert node(running, 7)["items"] == [{"id": "item-0", "title": None, "live": False, "eligible": True}]
         assert node(running, 0)["values"] == {}

@@ -34,8 +34,8 @@ def content_of(bundle: Bundle, **changed: Any) -> GraphContent:
     return replace(content, **{"golden": bundle.golden()} | changed)
 
 
-def draft_of(bundle: Bundle) -> ManifestDraft:
-    return ManifestDraft(**{name: getattr(bundle.manifest, name) for name in ManifestDraft.model_fields})
+def draft_of(bundle: Bundle, **changed: Any) -> ManifestDraft:
+    return ManifestDraft(**{name: getattr(bundle.manifest, name) for name in ManifestDraft.model_fields} | changed)
 
 
 def reseal(path: Path, **changed: Any) -> None:

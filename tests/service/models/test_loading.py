@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,8 @@ from service.models import loading
 from service.models.loading import GPU_BATCH, EngineSource, LoadFailed, limits_of, load_version
 from service.settings import Settings
 from service.watch.metrics import Metrics
+from tests.espalier.bundle.parts import content_of, draft_of
 from tests.golden import golden_of_histories
-from tests.service.damaged_models import content_of, draft_of
 from tests.service.fake_engine import FakeEngine
 from tests.service.running import small_model
 
@@ -50,7 +49,7 @@ def test_what_a_gpu_answers_to_many_queries_at_once_is_checked_too(tmp_path: Pat
     bare = make_bundle(tmp_path / "bare", rng, complete_tree(rng.permutation(32), 2), integer=False, name="books", beam_size=8, m=4)
     histories = [np.array(rows, np.int64) for rows in ([1, 2], [5, 9, 30, 2], [7], [20, 21])]
     golden = golden_of_histories(bare, histories, [8] * 4, [4] * 4)
-    bundle = write_bundle(tmp_path / "books" / "1", draft_of(bare, 1), replace(content_of(bare), golden=golden))
+    bundle = write_bundle(tmp_path / "books" / "1", draft_of(bare), content_of(bare, golden=golden))
     engine = WrongTogether(bundle)
     monkeypatch.setattr(loading, "runs_on_gpu", lambda name: on_gpu)
     opened: Any = engine  # its other parts are those of the engine in it
