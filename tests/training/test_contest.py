@@ -360,16 +360,19 @@ def test_the_verdict_follows_from_differences_intervals_and_times(
     assert ("; fused: 10 s to train, 2.0 MB, 2 ms a query)" in sentences[1]) == (pays == BESIDE)
 
 
-def test_a_metric_of_answers_with_all_items_decides_nothing() -> None:
-    everything = {"mean": 1.0}
-    figures = {"recall@50": everything, "ndcg@10": everything}
-    rows = [{"method": name, "chosen": True, "figures": figures, "validation": 1.0, "ms_per_query": 1.0} for name in ("ease", "recipe")]
-    fits = [{"method": name, "seconds": 1.0, "bytes": 1, "ended": None} for name in ("ease", "recipe")]
+def report_of(metrics: Sequence[str] = ("recall@50",), **said: Any) -> dict[str, Any]:
+    """What is reported of a tree and a baseline that find as much."""
+    names, figures = ("ease", "recipe"), {name: {"mean": 1.0} for name in metrics}
+    rows = [{"method": name, "chosen": True, "figures": figures, "validation": 1.0, "ms_per_query": 1.0} for name in names]
+    fits = [{"method": name, "seconds": 1.0, "bytes": 1, "ended": None} for name in names]
     pair = {"first": "ease", "second": "recipe", "mean": 0.0, "low": 0.0, "high": 0.0, "queries": 400}
-    report = {"metric": "recall@50", "rows": rows, "fits": fits, "differences": [pair | {"metric": name} for name in figures]}
+    differences = [pair | {"metric": name} for name in metrics]
+    return {"metric": metrics[0], "rows": rows, "fits": fits, "differences": differences, "not_judged": []} | said
 
+
+def test_a_metric_of_answers_with_all_items_decides_nothing() -> None:
     def said(items: int, metric: str) -> tuple[str, str]:
-        return verdict(*fields_of(report | {"metric": metric, "not_judged": [], "log": {"items": items}}, "neighbours"))
+        return verdict(*fields_of(report_of(("recall@50", "ndcg@10"), metric=metric, log={"items": items}), "neighbours"))
 
     assert said(50, "recall@50") == (
         "recall@50 decides nothing, because an answer has room for all 50 items.",
@@ -401,13 +404,8 @@ def in_metrics(tree_ms: float = 1.0, error: float = 0.002, queries: int = 1000, 
 
 
 def test_no_difference_has_no_sign_whichever_method_comes_first() -> None:
-    figures = {"recall@50": {"mean": 1.0}}
-    rows = [{"method": name, "chosen": True, "figures": figures, "validation": 1.0, "ms_per_query": 1.0} for name in ("ease", "recipe")]
-    fits = [{"method": name, "seconds": 1.0, "bytes": 1, "ended": None} for name in ("ease", "recipe")]
-    equal = {"first": "ease", "second": "recipe", "metric": "recall@50", "mean": 0.0, "low": 0.0, "high": 0.0, "queries": 40}
-    report = {"metric": "recall@50", "rows": rows, "fits": fits, "differences": [equal], "not_judged": []}
-    finding, _ = verdict(*fields_of(report, "neighbours"))
-    assert "a difference of +0.0000 (95 % interval +0.0000 to +0.0000, 40 queries)" in finding
+    finding, _ = verdict(*fields_of(report_of(), "neighbours"))
+    assert "a difference of +0.0000 (95 % interval +0.0000 to +0.0000, 400 queries)" in finding
 
 
 def test_another_metric_that_decides_otherwise_is_said() -> None:

@@ -51,19 +51,25 @@ def successors() -> dict[int, int]:
     return dict(zip(circle, circle[1:] + circle[:1], strict=True))
 
 
-@pytest.fixture(scope="module")
-def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Lists that follow the circle. What comes next is known from the last item alone, and no item is more popular by much."""
-    rng, after = np.random.default_rng(3), successors()
+def circle_log(file: Path, seed: int, lengths: range, ends: bool = False) -> Path:
+    """Lists of such lengths that follow the circle. ends: the last but one item, which validation asks for, comes nowhere else."""
+    rng, after = np.random.default_rng(seed), successors()
     lines = ["user,item"]
     for user in range(USERS):
         item = int(rng.integers(ITEMS))
-        for _ in range(int(rng.integers(4, 14))):
+        for _ in range(int(rng.integers(lengths.start, lengths.stop))):
             lines.append(f"u{user},i{item}")
             item = after[item]
-    file = tmp_path_factory.mktemp("log") / "log.csv"
+        if ends:
+            lines += [f"u{user},new{item}", f"u{user},i{after[item]}"]
     file.write_text("\n".join(lines) + "\n")
     return file
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What comes next is known from the last item alone, and no item is more popular by much."""
+    return circle_log(tmp_path_factory.mktemp("log") / "log.csv", 3, range(4, 14))
 
 
 def settings(log: Path, **sections: dict[str, Any]) -> dict[str, Any]:
@@ -398,18 +404,7 @@ def test_nodes_of_large_trees_have_more_children_unless_a_number_is_said(sets_ra
 
 
 def turned(folder: Path) -> Path:
-    """Lists that go round a circle, and in whose last but one place, which validation asks for, an item stands that comes nowhere else."""
-    rng, after = np.random.default_rng(5), successors()
-    lines = ["user,item"]
-    for user in range(USERS):
-        item = int(rng.integers(ITEMS))
-        for _ in range(int(rng.integers(8, 12))):
-            lines.append(f"u{user},i{item}")
-            item = after[item]
-        lines += [f"u{user},new{item}", f"u{user},i{after[item]}"]
-    file = folder / "turned.csv"
-    file.write_text("\n".join(lines) + "\n")
-    return file
+    return circle_log(folder / "turned.csv", 5, range(8, 12), ends=True)
 
 
 def knows_new_items(bundle: Bundle) -> bool:

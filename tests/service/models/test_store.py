@@ -588,23 +588,16 @@ def test_a_shard_that_is_deleted_in_the_store_serves_no_more(
         assert running.registry.entry("1").reasons == {}
 
 
-def test_pins_are_followed_though_a_pinned_version_is_only_here(following: Running, store: Objects, models: Path, cache: Path) -> None:
+def test_a_pinned_version_that_is_deleted_in_the_store_serves_on_and_later_pins_are_followed(
+    following: Running, store: Objects, models: Path, cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     set_default(store, "books", 1)
     until(lambda: (cache / "books" / "serving.json").exists())
     (folder_of(store) / manifest_key("books", 1)).rename(folder_of(store) / "gone")
     publish(store, [add_version(models, 2)])
+    until(lambda: "books version 1 does not come from the store" in caplog.text)
+    assert following.served() == 1
     serving = folder_of(store) / serving_key("books")
     serving.write_text('{"generation": 9, "versions": [1, 2], "default": 2}')
     until(lambda: following.served() == 2)
     until(lambda: waits_because(following, "no version 1 of 'books'"))
-
-
-def test_a_pinned_version_that_is_deleted_in_the_store_serves_on(
-    following: Running, store: Objects, models: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    set_default(store, "books", 1)
-    until(lambda: (following.models / "books" / "serving.json").exists())
-    (folder_of(store) / manifest_key("books", 1)).rename(folder_of(store) / "gone")
-    publish(store, [add_version(models, 2)])
-    until(lambda: "books version 1 does not come from the store" in caplog.text)
-    assert following.served() == 1
