@@ -82,26 +82,23 @@ def test_long_words_have_the_same_endings() -> None:
     assert same_words(words).tolist() == same_words(FORMS).tolist() == oracle(words)
 
 
-def test_compounds_are_no_forms_of_their_first_word() -> None:
-    people, clothes = ("damen", "herren", "kinder", "mädchen", "jungen"), ("schuhe", "jacke", "socken", "mantel", "krawatte")
-    words = [*people, *clothes, *(first + second for first, second in product(people, clothes))]
-    assert same_words(words).tolist() == list(range(len(words)))
+PEOPLE, CLOTHES = ("damen", "herren", "kinder", "mädchen", "jungen"), ("schuhe", "jacke", "socken", "mantel", "krawatte")
+ROOMS, SHORT = ("wohnzimmer", "kinderzimmer", "schlafzimmer", "badezimmer"), ("car", "leg", "cat", "dim")
+GARMENTS, COLOURS = ("เสื้อยืด", "กางเกง", "กระโปรง", "รองเท้า", "ถุงเท้า"), ("แดง", "ดำ", "ขาว", "เขียว")
 
 
 @pytest.mark.parametrize(
-    ("beginnings", "endings"),
-    [(("wohnzimmer", "kinderzimmer", "schlafzimmer", "badezimmer"), ("lampe", "tisch")), (("car", "leg", "cat", "dim"), ("pet", "end"))],
+    ("words", "beginnings", "endings"),
+    [
+        ((*PEOPLE, *CLOTHES), PEOPLE, CLOTHES),  # compounds
+        (ROOMS, ROOMS, ("lampe", "tisch")),  # long by itself
+        (SHORT, SHORT, ("pet", "end")),  # long beside the beginning
+        ((), GARMENTS, COLOURS),  # phrases without blanks
+    ],
 )
-def test_what_is_long_is_no_ending(beginnings: tuple[str, ...], endings: tuple[str, ...]) -> None:
-    """By itself, or beside the beginning."""
-    words = [*beginnings, *(beginning + ending for beginning, ending in product(beginnings, endings))]
-    assert same_words(words).tolist() == list(range(len(words)))
-
-
-def test_phrases_without_blanks_are_no_forms_of_a_word() -> None:
-    garments = ("เสื้อยืด", "กางเกง", "กระโปรง", "รองเท้า", "ถุงเท้า")
-    words = [garment + colour for garment, colour in product(garments, ("แดง", "ดำ", "ขาว", "เขียว"))]
-    assert same_words(words).tolist() == list(range(len(words)))
+def test_what_is_long_is_no_ending(words: tuple[str, ...], beginnings: tuple[str, ...], endings: tuple[str, ...]) -> None:
+    every = [*words, *(beginning + ending for beginning, ending in product(beginnings, endings))]
+    assert same_words(every).tolist() == list(range(len(every)))
 
 
 def test_forms_of_a_word_have_one_feature_whose_idf_counts_their_texts() -> None:

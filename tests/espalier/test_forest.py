@@ -34,7 +34,7 @@ from espalier.manifest import MAX_TREES, Calibration, Manifest, Ranking
 from espalier.masks.eligibility import forest_mask, node_mask
 from espalier.queries import QueryBatch
 from espalier.scores import log_scores, scores_of_ranks
-from espalier.search import NO_ITEM, SearchContext, SearchParams, SearchResult
+from espalier.search import NO_ITEM, SearchParams, SearchResult
 from espalier.stacking import FEATURES, Stacking, StackingTables
 from espalier.tail import FLOOR
 from espalier.text.sparse_rows import SparseRows
@@ -329,21 +329,6 @@ def test_features_say_what_they_are_named() -> None:
     assert_allclose(found["score.sum"], 0.9 + 1e-6, rtol=1e-3)
     assert_allclose(found["item.count"], np.log([2, 3, 1]), rtol=1e-3)
     assert_allclose(found["query.length"], np.log(3))
-
-
-def test_no_more_candidates_are_asked_for_than_there_are_items(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bundle, _ = with_stacking(tmp_path, 7, candidates=1000)
-    engine, items, asked = open_engine(bundle, "cpu"), bundle.manifest.tree.items, list[int]()
-    candidates = engine.candidates
-
-    def noted(queries: QueryBatch, params: SearchParams, context: SearchContext) -> SearchResult:
-        asked.extend(params.m_B.tolist())
-        return candidates(queries, params, context)
-
-    monkeypatch.setattr(engine, "candidates", noted)
-    queries = random_queries(np.random.default_rng(1), bundle, 2, integer=False)
-    engine.search(queries, SearchParams(np.array([3, 3]), np.array([2, items + 5])))
-    assert asked == [items, items + 5]
 
 
 def test_threads_share_what_stacking_writes_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

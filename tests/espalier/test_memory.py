@@ -324,21 +324,3 @@ def test_a_snapshot_of_full_arrays_is_not_led_past_their_end() -> None:
     assert under([3], full) == []
     assert of_others([500, 1], full) == [0, 7]
     assert of_others([500, 1], lists.snapshot(2)) == [8, 7]
-
-
-def test_arrays_are_worn_when_a_quarter_is_closed_or_half_is_not_in_order() -> None:
-    lists = EntryLists(3, 1)
-    numbers = [lists.add(1, (0, 0, 0)) for _ in range(11)]
-    assert [lists.is_worn(spare) for spare in (4, 5)] == [True, False]  # 12 are used, of which one was in order
-    for entry in numbers[:8]:
-        lists.close(entry, 2)
-    assert [lists.is_worn(5), lists.closed] == [False, 8]
-    lists.close(numbers[8], 2)
-    assert lists.is_worn(5)
-    lists.drop_closed()
-    assert [lists.used, lists.is_worn(0)] == [3, False]
-    for _ in range(3):
-        lists.add(3, (0, 0, 0))
-    assert not lists.is_worn(0)
-    lists.add(3, (0, 0, 0))
-    assert lists.is_worn(0)

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy.sparse import csr_array
 
@@ -28,7 +27,7 @@ from training.data.csr import as_rows
 from training.data.xmc import LabelledPoints
 from training.linear import stacking, stacking_examples, stacking_tables
 from training.linear.run import fit_and_export
-from training.linear.stacking import NETWORKS, fit_network, folds, gain_of, learn_stacking, logits
+from training.linear.stacking import fit_network, folds, gain_of, learn_stacking, logits
 from training.linear.stacking_examples import StackingExamples, candidates_of, examples_of
 from training.linear.stacking_tables import Weighing, tables_of
 from training.specification.linear import LinearConfig, StackingOptions
@@ -261,23 +260,6 @@ def test_the_most_frequent_features_have_no_postings_and_queries_read_no_more_th
     assert (sizes[:20] > 0).sum() >= 18
     cosines = np.bincount(tables.posting_point, tables.posting_value.astype(np.float64) ** 2)
     assert (cosines < 0.999).all()  # they count in lengths
-
-
-@pytest.mark.parametrize(("points", "steps"), [(32, 10), (10 * 32, 10 * 10), (12 * 32, 8 * 12), (101 * 32, 101)])
-def test_a_network_takes_about_as_many_steps_as_are_wanted(monkeypatch: pytest.MonkeyPatch, points: int, steps: int) -> None:
-    monkeypatch.setattr(stacking, "STEPS", 100)
-    taken = 0
-
-    def step(self: torch.optim.AdamW) -> None:
-        nonlocal taken
-        taken += 1
-
-    monkeypatch.setattr(torch.optim.AdamW, "step", step)
-    shape = points, 1
-    fit_network(
-        StackingExamples(np.zeros((*shape, KNOWN), np.float32), np.zeros(shape, np.float32), np.zeros(shape, int), np.arange(points)), 0
-    )
-    assert taken == NETWORKS * steps
 
 
 def test_folds_hold_a_fifth_out_until_enough_points_are() -> None:
