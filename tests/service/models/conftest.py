@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from espalier.store.objects import Objects
 from service.models import follower
 from tests.service.models.registry import Held, Running, add_version, run
 from tests.service.running import settings_of, small_model
@@ -45,3 +46,8 @@ def models(tmp_path: Path, bundle_1: Path) -> Path:
     """A models folder with version 1 of `books`."""
     shutil.copytree(bundle_1, tmp_path / "models" / "books" / "1")
     return tmp_path / "models"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Objects:
+    return Objects(f"file://{tmp_path}/store", create=True)

@@ -79,11 +79,6 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> Looks:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Objects:
-    return Objects(f"file://{tmp_path}/store", create=True)
-
-
-@pytest.fixture
 def live(models: Path) -> Iterator[Journal]:
     """The journal of `books`, with one operation."""
     journal = Journal(models / "books" / "live.db")
