@@ -1,18 +1,24 @@
-"""The folder that the worker processes of one service share, and that shows which of them live.
+"""The folder that the worker processes of one service share: it shows which of them live, and holds a page of each for the others.
 
 Every worker holds a lock on `<pid>.lock` in it while it lives, and their parent a lock on `owner`. The system releases a lock however its
-process ends. Knows process ids and file names. Does not know the content of the workers' files.
+process ends. Knows process ids and file names. Does not know what the pages say.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
 import tempfile
+from binascii import crc32
 from pathlib import Path
 
 PREFIX, OWNER = "espalier-", "owner"
+ROOM = 4096
+"""Bytes that a page reserves on the disk from the start, so that a disk that is full later does no harm. A longer page takes more."""
+READS = 50
+"""Attempts to read a page that is being written."""
 
 
 def make() -> tuple[Path, int]:
@@ -60,6 +66,43 @@ def names(folder: Path, ending: str) -> list[str]:
         return [name for name in os.listdir(folder) if name.endswith(ending)]
     except FileNotFoundError:
         return []
+
+
+class Page:
+    """A text of this worker that others read, `<pid>.<ending>`. Used by one thread at a time. Its methods raise OSError.
+
+    A checksum comes first, because a reader may see half of a write.
+    """
+
+    def __init__(self, folder: Path, pid: int, ending: str) -> None:
+        new = folder / f"{pid}.{ending}.new"
+        self._file = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            self.write(b"{}")
+            new.rename(folder / f"{pid}.{ending}")
+        except BaseException:
+            self.close()
+            raise
+
+    def write(self, text: bytes) -> None:
+        """Replace the text, which does not end in spaces."""
+        size = max(os.fstat(self._file).st_size, -(-(len(text) + 8) // ROOM) * ROOM)
+        if os.pwrite(self._file, (b"%08x" % crc32(text) + text).ljust(size), 0) < size:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+def read_page(folder: Path, pid: int, ending: str) -> bytes:
+    """A worker's text. Raises FileNotFoundError without a page, ValueError if it cannot be read whole, and OSError."""
+    for _ in range(READS):
+        with open(f"{folder}/{pid}.{ending}", "rb", buffering=0) as file:
+            page = file.read()
+        text = page[8:].rstrip(b" ")
+        if page[:8] == b"%08x" % crc32(text):
+            return text
+    raise ValueError("half of a page")
 
 
 def _is_held(file: str) -> bool:

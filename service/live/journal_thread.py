@@ -30,9 +30,8 @@ from ..live.catalogue_types import ItemOutcome, ItemPlacement
 from ..live.compaction import Compaction
 from ..live.group import Decision, EvidenceNeeded, Group, Refusal, Write
 from ..live.live_version import LiveVersion, Placements, placed_by
-from ..live.notices import UNSEEN, Notices
+from ..live.notices import UNKNOWN, UNSEEN, Notices
 from ..live.placing import named_by, with_candidates
-from ..live.progress_pages import UNKNOWN
 from ..live.replay import Store, Stored, apply_all, replay
 
 log = logging.getLogger(__name__)

@@ -1,7 +1,8 @@
 """Notices between the workers of one service: each learns within milliseconds what another has committed or applied.
 
 Each worker has a datagram socket `<pid>.sock` in the run folder, and a file with the last operation that it has applied, for each model
-that it serves (progress_pages.py). A datagram announces progress or a commit. A receiver reads the files, and after a commit the journal.
+that it serves (a page of run_folder.py). A datagram announces progress or a commit. A receiver reads the files, and after a commit the
+journal. A worker with a `<pid>.lock` but without a file counts as behind.
 All workers also read them every POLL_S, because commands or another service may write to the journals, too; so a lost datagram only
 delays. Nobody waits for dead workers. A single process has no socket. Knows sequence numbers by model. Does not know journals.
 """
@@ -18,8 +19,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..live.progress_pages import UNKNOWN, WorkerPage, read_progress
-from ..run_folder import living, names
+import orjson
+
+from ..run_folder import Page, living, names, read_page
 
 log = logging.getLogger(__name__)
 
@@ -29,8 +31,9 @@ RECHECK_S = 0.02
 """Longest time until progress without a datagram is seen, while a write waits for it."""
 DATAGRAM_BYTES = 1 << 12
 """Longer than any datagram."""
-UNSEEN = 0
-"""Stands for a process id if workers cannot be seen."""
+UNSEEN, UNKNOWN = 0, -1
+"""Stand for a process id if workers cannot be seen, and for the progress of a worker whose file cannot be read."""
+ENDING = "live"
 NOBODY: Mapping[int, int] = {}
 
 
@@ -50,7 +53,7 @@ class Notices:
     _stopped: threading.Event = field(default_factory=threading.Event)
     _socket: socket.socket | None = None
     _sender: socket.socket | None = None
-    _page: WorkerPage | None = None
+    _page: Page | None = None
     _thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -67,7 +70,7 @@ class Notices:
                 self._socket.close()
                 self._socket = None
             with self._changed:
-                self._write({})
+                self._write()
         self._thread = threading.Thread(target=self._listen, name="live-notices", daemon=True)
         self._thread.start()
 
@@ -79,9 +82,8 @@ class Notices:
                 self._send(b"", f"{self.folder}/{self.pid}.sock")
             self._thread.join()
         with self._changed:
-            cleared = dict.fromkeys(self._applied)
             self._applied.clear()
-            self._write(cleared)
+            self._write()
             if self._page is not None:
                 self._page.close()
             self._page = None
@@ -111,21 +113,14 @@ class Notices:
                 self._applied.pop(model, None)
             else:
                 self._applied[model] = sequence
-            self._write({model: sequence})
+            self._write()
             self._changed.notify_all()
         self._send_to_others(b"applied")
 
-    def progress(self, model: str) -> dict[int, int]:
-        """By process id, the last operation that each living worker that serves a model has applied.
-
-        If the run folder is gone or cannot be read, UNSEEN stands for the other workers.
-        """
-        with self._changed:
-            this_worker = {self.pid: self._applied[model]} if model in self._applied else {}
-            return this_worker | self._alive(self._others(model))
-
     def wait_applied(self, model: str, sequence: int, timeout_s: float, given_up: Mapping[int, int] = NOBODY) -> dict[int, int]:
         """Wait until all living workers that serve a model have applied an operation. Returns those still behind, with their progress.
+
+        If the run folder is gone or cannot be read, UNSEEN stands for the other workers.
 
         given_up  workers that are not waited for while they have this progress
         """
@@ -190,16 +185,14 @@ class Notices:
             with suppress(OSError):  # the receiver has ended, or its queue is full, and then it will look anyway
                 self._sender.sendto(notice, to)
 
-    def _write(self, progress: Mapping[str, int | None]) -> None:
-        """Write some of this worker's progress to its file. Holds the lock."""
+    def _write(self) -> None:
+        """Write this worker's progress to its file. Holds the lock."""
         if self.folder is None:
             return
         try:
             if self._page is None:
-                self._page = WorkerPage(self.folder, self.pid)
-                progress = {**self._applied, **progress}
-            for model, sequence in progress.items():
-                self._page.write(model, sequence)
+                self._page = Page(self.folder, self.pid, ENDING)
+            self._page.write(orjson.dumps(self._applied))
         except OSError as error:
             log.error("the run folder %s cannot be written to (%s): writes to live catalogues wait for this worker", self.folder, error)
 
@@ -208,10 +201,17 @@ class Notices:
         if self.folder is None:
             return {}
         try:
-            progress = read_progress(self.folder, model)
+            files = [name.partition(".") for name in os.listdir(self.folder)]
         except OSError:
             return {UNSEEN: UNKNOWN}
-        progress.pop(self.pid, None)
+        progress: dict[int, int] = {}
+        for pid in {int(stem) for stem, _, ending in files if stem.isdecimal() and ending in (ENDING, "lock")} - {self.pid}:
+            try:
+                sequence = orjson.loads(read_page(self.folder, pid, ENDING)).get(model)
+            except (OSError, ValueError):
+                sequence = UNKNOWN
+            if sequence is not None:
+                progress[pid] = sequence
         return progress
 
     def _alive(self, progress: dict[int, int]) -> dict[int, int]:

@@ -1,9 +1,9 @@
 """The worker processes of one service: which of them live, and how far each has followed the desired state.
 
 They share a run folder that their parent made. Every worker locks its `<pid>.lock` as long as it lives; the system releases the lock
-however the worker ends. It writes its progress to `<pid>.json`. The disk space of that file is reserved at the start, so that a full disk
-prevents no change later. Notes are for workers that start later. Without a folder there is only this process, and nothing is written. Knows
-process ids and generations. Does not know models, engines or what starts the workers.
+however the worker ends. It writes its progress to the page `<pid>.json` (run_folder.py). Notes are for workers that start later. Without a
+folder there is only this process, and nothing is written. Knows process ids and generations. Does not know models, engines or what starts
+the workers.
 """
 
 from __future__ import annotations
@@ -19,16 +19,13 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from ..run_folder import living
+from ..run_folder import Page, living, read_page
 
 log = logging.getLogger(__name__)
 
-ROOM = 4096
-"""Bytes of a progress file: a page, so that one write replaces the content. A longer content takes more pages."""
+ENDING = "json"
 STARTED = ".started"
 """The note that the workers have started."""
-READS = 50
-"""A progress file that is not JSON after so many reads counts as empty: its worker ended while writing."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +55,7 @@ class Workers:
     folder: Path | None = None
     _progress: dict[str, WorkerProgress] = field(default_factory=dict)
     _lock: int | None = None
-    _file: int | None = None
+    _page: Page | None = None
     _written: bool = True
     _have_started: bool = False
     _reporting: threading.Lock = field(default_factory=threading.Lock)
@@ -73,10 +70,11 @@ class Workers:
 
     def leave(self) -> None:
         """Count as ended from now on."""
-        for descriptor in (self._lock, self._file):
-            if descriptor is not None:
-                os.close(descriptor)
-        self._lock = self._file = None
+        if self._lock is not None:
+            os.close(self._lock)
+        if self._page is not None:
+            self._page.close()
+        self._lock = self._page = None
 
     def report(self, model: str, progress: WorkerProgress) -> None:
         """Report this worker's progress with a model. If writing fails, the next report or `write_again` writes it."""
@@ -92,17 +90,15 @@ class Workers:
                 self._write()
 
     def _write(self) -> None:
-        """Overwrite the progress file of this worker. The caller holds the lock."""
+        """Write the page of this worker. The caller holds the lock."""
         if self.folder is None:
             return
-        content = _JSON.dump_json(self._progress)
-        room = -(-len(content) // ROOM) * ROOM
         before, self._written = self._written, False
         try:
-            if self._file is None:
-                self._file = os.open(self.folder / f"{os.getpid()}.json", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            room = max(room, os.fstat(self._file).st_size)
-            self._written = os.pwrite(self._file, content.ljust(room), 0) == room
+            if self._page is None:
+                self._page = Page(self.folder, os.getpid(), ENDING)
+            self._page.write(_JSON.dump_json(self._progress))
+            self._written = True
         except OSError as error:
             if before:
                 log.error("the run folder %s cannot be written to (%s); admin changes wait for it", self.folder, error.strerror)
@@ -166,12 +162,8 @@ class Workers:
 
 
 def _read(folder: Path, pid: int) -> dict[str, WorkerProgress]:
-    """A worker's progress by model; empty before its first report."""
-    for _ in range(READS):
-        try:
-            return _JSON.validate_json((folder / f"{pid}.json").read_bytes().strip() or b"{}")
-        except FileNotFoundError:
-            return {}
-        except ValueError:  # it is being written
-            continue
-    return {}
+    """A worker's progress by model; empty before its first report, or if it ended while it wrote."""
+    try:
+        return _JSON.validate_json(read_page(folder, pid, ENDING))
+    except (FileNotFoundError, ValueError):
+        return {}

@@ -13,10 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from service import run_folder
 from service.live import notices as module
-from service.live import progress_pages
-from service.live.notices import UNSEEN, Notices
-from service.live.progress_pages import UNKNOWN
+from service.live.notices import UNKNOWN, UNSEEN, Notices
 from service.run_folder import forget
 
 
@@ -39,6 +38,11 @@ class Service:
     def kill(self, pid: int) -> None:
         """As if the process had died: only its lock goes."""
         os.close(self.locks.pop(pid))
+
+
+def progress(worker: Notices, model: str) -> dict[int, int]:
+    """What a worker sees of all that serve a model."""
+    return worker.wait_applied(model, 1 << 62, 0.0)
 
 
 @pytest.fixture
@@ -67,7 +71,7 @@ def test_a_folder_that_cannot_be_listed_stops_no_writes(service: Service, monkey
     monkeypatch.setattr(os, "listdir", full)
     worker.committed("books")
     worker.applied("books", 3)
-    assert worker.progress("books") == {1: 3, UNSEEN: UNKNOWN}
+    assert progress(worker, "books") == {1: 3, UNSEEN: UNKNOWN}
 
 
 @pytest.mark.usefixtures("no_poll")
@@ -98,7 +102,7 @@ def test_a_writer_waits_until_the_others_answer_by_its_commit(service: Service) 
     two.subscribe("books", lambda: two.applied("books", 5))
     two.applied("books", 4)
     one.applied("books", 5)
-    assert one.progress("books") == {11: 5, 12: 4}
+    assert progress(one, "books") == {11: 5, 12: 4}
     assert one.wait_applied("books", 5, 0.01)
     behind: list[Mapping[int, int]] = []
     waiting = threading.Thread(target=lambda: behind.append(one.wait_applied("books", 5, 1e6)), daemon=True)
@@ -106,7 +110,7 @@ def test_a_writer_waits_until_the_others_answer_by_its_commit(service: Service) 
     one.committed("books")
     waiting.join(20)
     assert behind == [{}]  # it was told: nothing is looked at before the time is over
-    assert one.progress("books") == two.progress("books") == {11: 5, 12: 5}
+    assert progress(one, "books") == progress(two, "books") == {11: 5, 12: 5}
     assert two.wait_applied("books", 6, 0.01)
 
 
@@ -152,7 +156,7 @@ def test_a_process_that_nobody_can_tell_anything_looks_by_itself_and_waits_for_n
     assert not one.wait_applied("books", 3, 0)
     if folder is None:
         assert one.wait_applied("books", 4, 0.01)
-        assert one.progress("books") == {os.getpid(): 3}
+        assert progress(one, "books") == {os.getpid(): 3}
     one.stop()
 
 
@@ -164,7 +168,7 @@ def test_who_died_or_does_not_serve_the_model_is_not_waited_for(service: Service
     assert one.wait_applied("books", 9, 0.01)
     service.kill(12)
     assert not one.wait_applied("books", 9, 0)
-    assert one.progress("books") == {11: 9}
+    assert progress(one, "books") == {11: 9}
     three.applied("books", 2)
     assert one.wait_applied("books", 9, 0.01)
     three.applied("books", None)
@@ -174,18 +178,18 @@ def test_who_died_or_does_not_serve_the_model_is_not_waited_for(service: Service
 
 
 def test_a_worker_whose_progress_cannot_be_read_counts_as_behind(service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress_pages, "READS", 2)
+    monkeypatch.setattr(run_folder, "READS", 2)
     one, two = service.worker(11), service.worker(12)
     one.applied("books", 1)
     two.applied("books", 1)
     file = tmp_path / "12.live"
     whole = file.read_bytes()
-    assert one.progress("books") == {11: 1, 12: 1}
+    assert progress(one, "books") == {11: 1, 12: 1}
     for content in (b"", whole[:7], whole[:8] + b"\7" + whole[9:], b"\7" * len(whole)):
         file.write_bytes(content)
-        assert one.progress("books") == {11: 1, 12: progress_pages.UNKNOWN}
+        assert progress(one, "books") == {11: 1, 12: UNKNOWN}
     file.write_bytes(whole)
-    assert one.progress("books") == {11: 1, 12: 1}
+    assert progress(one, "books") == {11: 1, 12: 1}
 
 
 def test_a_worker_that_was_waited_for_in_vain_is_waited_for_again_once_it_moves(service: Service) -> None:
@@ -208,14 +212,14 @@ def test_where_the_run_folder_is_gone_nobody_is_said_to_have_followed(service: S
     one.applied("books", 3)
     two.applied("books", 3)
     shutil.rmtree(tmp_path)
-    assert one.wait_applied("books", 3, 0.01) == {module.UNSEEN: progress_pages.UNKNOWN}
+    assert one.wait_applied("books", 3, 0.01) == {module.UNSEEN: UNKNOWN}
 
 
 def test_a_worker_that_stops_is_not_waited_for(service: Service) -> None:
     one, two = service.worker(11), service.worker(12)
     two.applied("books", 1)
     two.stop()
-    assert one.progress("books") == {}
+    assert progress(one, "books") == {}
     one.committed("books")  # nobody listens
 
 
@@ -241,31 +245,25 @@ def test_a_full_queue_holds_up_nobody(service: Service, tmp_path: Path) -> None:
             one.committed("books")
 
 
-def test_a_later_worker_with_the_same_pid_is_another_one(tmp_path: Path) -> None:
-    for models, sequence in ((("books", "films"), 7), (("films", "books"), 3)):
-        page = progress_pages.WorkerPage(tmp_path, 12)
-        for model in models:
-            page.write(model, sequence)
-        assert progress(tmp_path, "books", "films") == [{12: sequence}, {12: sequence}]
-        page.close()
-    (tmp_path / "junk.live").write_bytes(b"")
-    (tmp_path / "12.live").unlink()
-    assert progress(tmp_path, "books") == [{}]
+def test_a_later_worker_with_the_same_pid_is_another_one(service: Service) -> None:
+    one = service.worker(11)
+    for model, other in (("books", "films"), ("films", "books")):
+        two = service.worker(12)
+        two.applied(model, 7)
+        assert [progress(one, model), progress(one, other)] == [{12: 7}, {}]
+        service.kill(12)
+    (service.folder / "junk.live").write_bytes(b"")
+    assert progress(one, "films") == {}
 
 
-def progress(folder: Path, *models: str) -> list[dict[int, int]]:
-    return [progress_pages.read_progress(folder, model) for model in models]
-
-
-def test_a_worker_may_serve_more_models_than_its_file_has_room_for(tmp_path: Path) -> None:
-    page = progress_pages.WorkerPage(tmp_path, 12)
-    for number in range(3 * progress_pages.ROOM):
-        page.write(f"model-{number}", number)
-    numbers = (0, progress_pages.ROOM, 3 * progress_pages.ROOM - 1)
-    assert progress(tmp_path, *(f"model-{number}" for number in numbers)) == [{12: number} for number in numbers]
-    page.write("model-0", None)
-    assert progress(tmp_path, "model-0", "no such model") == [{}, {}]
-    page.close()
+def test_a_worker_may_serve_more_models_than_its_file_has_room_for(service: Service) -> None:
+    one, two = service.worker(11), service.worker(12)
+    for number in range(500):
+        two.applied(f"model-{number}", number)
+    assert [progress(one, f"model-{number}") for number in (0, 499)] == [{12: 0}, {12: 499}]
+    assert (service.folder / "12.live").stat().st_size > run_folder.ROOM
+    two.applied("model-0", None)
+    assert [progress(one, "model-0"), progress(one, "no such model")] == [{}, {}]
 
 
 def test_a_worker_that_could_not_make_its_file_is_behind_as_long_as_it_lives(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,14 +271,14 @@ def test_a_worker_that_could_not_make_its_file_is_behind_as_long_as_it_lives(ser
     one = service.worker(11)
     one.applied("books", 2)
     with monkeypatch.context() as patch:
-        patch.setattr("service.live.notices.WorkerPage", lambda *_: (_ for _ in ()).throw(OSError("no space")))
+        patch.setattr("service.live.notices.Page", lambda *_: (_ for _ in ()).throw(OSError("no space")))
         two = service.worker(12)
         two.applied("books", 2)
-    assert one.wait_applied("books", 2, 0.01) == {12: progress_pages.UNKNOWN}
+    assert one.wait_applied("books", 2, 0.01) == {12: UNKNOWN}
     two.applied("books", 3)  # there is space again
     assert not one.wait_applied("books", 2, 10)
     service.worker(13)
     (service.folder / "13.live").unlink()
-    assert one.wait_applied("books", 2, 0.01) == {13: progress_pages.UNKNOWN}
+    assert one.wait_applied("books", 2, 0.01) == {13: UNKNOWN}
     service.kill(13)
     assert not one.wait_applied("books", 2, 10)
