@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .cell import LOAD_SHARE, failed_share
-from .frontier import plot_frontier
-from .proposal import MAX_FAILED_SHARE, Point, Proposal, propose
+from .frontier import MAX_FAILED_SHARE, Point, Proposal, plot_frontier, propose
 from .target import Json
 
 COLUMNS = ("beam_size", "m", "recall", "p50_ms", "p95_ms", "p99_ms", "requests_per_s", "ms_per_query", "loop")

@@ -12,17 +12,16 @@ from .http import documentation
 from .http.bulk_route import BulkRoute
 from .http.console import add_console
 from .http.dependencies import Service
-from .http.direct import FRONTIER, ITEM, ITEMS, RETRIEVE, SEARCH, STREAM, Direct
 from .http.frontier_route import FrontierRoute
 from .http.live_routes import ItemRoute
-from .http.middleware import Edge, write_left_out
+from .http.middleware import FRONTIER, ITEM, ITEMS, RETRIEVE, SEARCH, STREAM, Direct, Edge, write_left_out
 from .http.retrieve_route import RetrieveRoute
 from .http.routes import add_routes, documented_classes, for_customers, match_whole_paths
 from .http.shard_routes import SearchRoute
 from .http.stream_route import StreamRoute
 from .lifecycle import lifespan
 from .models.loading import EngineSource
-from .models.trial import GROUP, USER
+from .retrieval.trial import GROUP, USER
 from .settings import Settings
 from .watch.logs import Ration
 from .watch.metrics import Metrics

@@ -28,7 +28,7 @@ from benchmarks.service.shard_fleet import copied_version
 from espalier.bundle import Bundle
 from loadtest.loops import Answered, closed_loop, open_loop, percentiles_ms, request_bytes
 from loadtest.queries import held_out
-from service.models.trial import hash_fraction
+from service.retrieval.trial import hash_fraction
 
 WORKERS, M, USERS, LOAD_SHARE, TURN_S = 2, 50, 4000, 0.25, 10.0
 KEY = "traffic-split-admin-key"

@@ -126,7 +126,7 @@ async def health(request: Request, name: Name) -> Response:
     """
     service = service_of(request)
     version = _default_version(service, name)
-    counts, records = service.query_notes.unknown.counts(), service.recorder
+    counts, records = service.unknown_ids.counts(), service.recorder
     document = await service.scans.run(lambda _: model_health.as_json(name, version, records.history(name), records.unknown(name, counts)))
     return Response(document, media_type="application/json")
 
@@ -140,8 +140,8 @@ async def samples(
     """Customers' most recent queries, newest first, from the worker that answers. Empty unless `ESPALIER_SAMPLE_QUERIES` is set."""
     service = service_of(request)
     service.registry.entry(name)
-    samples = service.query_notes.samples
-    return Response(query_samples.as_json(samples.of(name, limit, version), samples.most), media_type="application/json")
+    queries = service.samples.of(name, limit, version)
+    return Response(query_samples.as_json(queries, service.samples.most), media_type="application/json")
 
 
 def _default_version(service: Service, name: str) -> int | None:

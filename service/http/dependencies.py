@@ -15,16 +15,15 @@ from ..http.api_keys import Keys
 from ..http.memory_budget import Budget, Reservation
 from ..http.middleware import RequestInfo
 from ..http.request_bodies import JSON_TYPES, Body, check_head, parse_body, read_body, validate
-from ..http.single_flight import SingleFlight
 from ..models.loading import EngineSource
 from ..models.registry import Registry
 from ..models.registry_entry import Entry
-from ..retrieval.scans import Scans
+from ..retrieval.scans import Scans, SingleFlight
 from ..retrieval.typical_values import TypicalValues
 from ..settings import Settings
 from ..watch.audit import Audit
 from ..watch.metrics import Metrics
-from ..watch.query_samples import Asked, QuerySamples
+from ..watch.query_samples import QuerySamples
 from ..watch.recorder import Recorder
 from ..watch.tracing import Tracer
 from ..watch.unknown_ids import UnknownIds
@@ -48,9 +47,9 @@ class Service:
         self.completions, self.scans, self.feeds = Scans("completions", timeout_s), Scans("scans", timeout_s), Budget(FEEDS, 0)
         self.bodies = Budget(settings.max_body_bytes, 0)
         self.typical_values, self.exposition = TypicalValues(), SingleFlight(metrics.render)
-        self.query_notes = Asked(UnknownIds(), QuerySamples(settings.sample_queries))
-        self.registry.catalogues.on_erasure = self.query_notes.samples.forget  # a query does not say whose it is
-        self.recorder = Recorder(metrics.samples, lambda: [*self.registry.entries], self.query_notes.unknown, settings.run_folder)
+        self.unknown_ids, self.samples = UnknownIds(), QuerySamples(settings.sample_queries)
+        self.registry.catalogues.on_erasure = self.samples.forget  # a query does not say whose it is
+        self.recorder = Recorder(metrics.samples, lambda: [*self.registry.entries], self.unknown_ids, settings.run_folder)
 
 
 def service_of(request: Request) -> Service:

@@ -1,6 +1,7 @@
 """PUT, GET and DELETE of one item of the live catalogue, and the feed of changes. bulk_route.py writes many items in one request.
 
-`ItemRoute` is an ASGI application of its own (direct.py). Knows requests and answers. Does not know how an operation is stored or placed.
+`ItemRoute` is an ASGI application of its own (middleware.py). Knows requests and answers. Does not know how an operation is stored or
+placed.
 """
 
 from __future__ import annotations

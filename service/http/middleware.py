@@ -1,7 +1,8 @@
 """The outermost layer: request ids, body limits, metrics, logs and traces of requests, and the answers to errors.
 
 HEAD is answered as GET on every route; the server leaves the body out. It is plain ASGI, because a layer that builds request objects would
-cost more than the rest of the service. It calls the applications of direct.py itself and passes all other requests to the framework.
+cost more than the rest of the service. It passes requests to the framework, except those that are many or large: each of their routes is an
+ASGI application of its own (`Direct`). The framework only documents these routes and answers the other methods of their paths.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import secrets
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -22,7 +23,6 @@ from espalier.errors import spelled
 from ..batching.priority import BACKGROUND
 from ..errors import BodyTooLarge, ClientGone, Denied, Encoded
 from ..http.connection import CONNECTION
-from ..http.direct import RETRIEVE, DirectRoutes, find_direct
 from ..keys_file import Key
 from ..problems import NO_ROUTE, document_of, internal_problem, problem, send_problem
 from ..settings import Settings
@@ -34,6 +34,12 @@ from ..watch.tracing import Tracer, trace_id
 log = logging.getLogger(__name__)
 requests_log = logging.getLogger("service.requests")
 
+RETRIEVE, STREAM = "/retrieve", "/retrieve/stream"
+ITEMS, ITEM = "/models/{name}/items", "/models/{name}/items/{id}"
+FRONTIER = "/models/{name}/frontier"
+SEARCH = "/internal/search"
+
+_MODEL_PATH = re.compile(r"/models/([^/]+)/(?:(frontier)|items(?:/(.+))?)", re.DOTALL)
 _PROCESS, _COUNTER = secrets.token_hex(6).encode(), itertools.count(1)
 """Together they make ids for requests without one: unique over all processes, without a system call for each."""
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
@@ -104,6 +110,37 @@ class RequestInfo:
     @property
     def key_name(self) -> str | None:
         return None if self.key is None else self.key.name
+
+
+class Direct(NamedTuple):
+    """An application.
+
+    route           the route's name in logs
+    streams         whether its body may have any size, because it is read in parts
+    max_body_bytes  largest body; None: that of all routes
+    """
+
+    application: ASGIApp
+    route: str
+    streams: bool = False
+    max_body_bytes: int | None = None
+
+
+DirectRoutes = Mapping[tuple[str, str], Direct]
+"""The applications by (method, route)."""
+
+
+def find_direct(routes: DirectRoutes, scope: Scope) -> Direct | None:
+    """The application of a request; None: the framework. Sets `path_params` to the `name` and the `id` in the path."""
+    path: str = scope["path"]
+    if path.startswith("/models/"):
+        matched_path = _MODEL_PATH.fullmatch(path)
+        if matched_path is None:
+            return None
+        name, frontier, item_id = matched_path.groups()
+        path = FRONTIER if frontier else ITEMS if item_id is None else ITEM
+        scope["path_params"] = {"name": name, "id": item_id}
+    return routes.get((scope["method"], path))
 
 
 class Edge:

@@ -32,12 +32,11 @@ from ..http.memory_budget import Budget, Reservation
 from ..http.middleware import RequestInfo
 from ..http.request_bodies import JSON_TYPES, check_head, parse_body, read_body, validate
 from ..models.loading import LoadedModel
-from ..models.trial import is_tried
 from ..problems import document_of
 from ..retrieval.request import CheckedRequest, check
 from ..retrieval.retrieve import Retrieved, retrieve
 from ..retrieval.schemas import RetrieveRequest
-from ..retrieval.shadow import Shadows
+from ..retrieval.trial import Shadows, is_tried
 from ..watch.metrics import VersionOutcome
 from ..watch.tracing import trace_id
 
@@ -70,7 +69,7 @@ class RetrievalRoute:
 
     def __init__(self, service: Service) -> None:
         self.settings, self.registry, self.keys, self.metrics = service.settings, service.registry, service.keys, service.metrics
-        self.query_notes, self.audit = service.query_notes, service.audit
+        self.audit, self._unknown_ids, self._samples = service.audit, service.unknown_ids, service.samples
         self.bodies = Budget(max(BODIES_BYTES, self.settings.max_body_bytes), FREE_BYTES)
         self.answers = Budget(ANSWERS * self.settings.max_answer_values, FREE_VALUES)
         self._shadows = Shadows(self.settings)
@@ -170,7 +169,10 @@ class RetrievalRoute:
                 self.keys.limits.settle(info.key, expected_s, actual_s)
         info.m, info.beam_size, info.stages_ms = checked.m, retrieved.beam_size, retrieved.stages_ms
         if priority is not Priority.BACKGROUND:
-            self.query_notes.note(model.name, model.version, checked.request.queries, retrieved.unknown)
+            if any(retrieved.unknown):
+                self._unknown_ids.note(model.name, retrieved.unknown)
+            if self._samples.most:
+                self._samples.note(model.name, model.version, checked.request.queries)
         return retrieved
 
     async def _wait_for_sequence(self, model: LoadedModel, sequence: int, deadline: float) -> None:

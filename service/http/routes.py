@@ -19,18 +19,18 @@ from ..batching.priority import HEADER
 from ..http import admin, console_routes, schemas
 from ..http.api_keys import Access
 from ..http.dependencies import Name, as_json, describe, info_of, service_of
-from ..http.direct import FRONTIER, ITEMS, RETRIEVE, SEARCH, STREAM
 from ..http.documentation import ACCESS, NEEDS_KEY, SCHEMA_OF
 from ..http.frontier_route import FrontierRequest
 from ..http.item_bodies import ItemId
 from ..http.item_schemas import MAX_SOURCE_VERSION, ChangesAnswer, LiveItem, PutRequest
 from ..http.live_routes import changes
+from ..http.middleware import FRONTIER, ITEMS, RETRIEVE, SEARCH, STREAM
 from ..http.request_bodies import LINES_TYPES, parameters_of
 from ..http.shard_routes import Shards, search_shard, shards
 from ..live.catalogue_types import ItemOutcome
-from ..models.trial import GROUP, USER
 from ..retrieval.completion import completions
 from ..retrieval.schemas import RetrieveRequest, RetrieveResponse
+from ..retrieval.trial import GROUP, USER
 from ..watch.metrics import CONTENT_TYPE
 
 ITEM_PATH = "/models/{name}/items/{id:item_id}"
@@ -72,7 +72,7 @@ class _Route(NamedTuple):
 
 
 def add_routes(app: FastAPI) -> None:
-    """Add every route to the application. Requests to the routes of direct.py never get here; these are added for the documentation."""
+    """Add every route to the application. Requests to those of middleware.py never get here; these are added for the documentation."""
     app.router.routes += _framework_routes()
 
 

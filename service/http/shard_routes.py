@@ -1,7 +1,7 @@
 """A shard's routes for routers: POST /internal/search and GET /internal/shards.
 
-The first is an ASGI application of its own (direct.py), whose messages are bytes and not JSON. routes.py documents both. Knows requests.
-Does not know how a search is answered.
+The first is an ASGI application of its own (middleware.py), whose messages are bytes and not JSON. routes.py documents both. Knows
+requests. Does not know how a search is answered.
 """
 
 from __future__ import annotations

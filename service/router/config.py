@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, Va
 
 from espalier.errors import InvalidConfig
 
-from ..router.hedging import SHARE
+from ..router.replicas import SHARE
 from ..settings import Settings, named_key, service_address
 
 DNS = "dns+"

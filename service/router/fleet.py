@@ -22,8 +22,7 @@ import uvloop
 from espalier.shards.messages import Pin
 
 from ..router.config import RouterConfig
-from ..router.hedging import Budget, Latencies
-from ..router.replicas import Replica, Whole, omitted_text
+from ..router.replicas import Budget, Latencies, Replica, Whole, omitted_text
 from ..router.transport import Reason, ReplicaFailed, Transport
 from ..watch.metrics import Metrics
 

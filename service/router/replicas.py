@@ -1,7 +1,9 @@
 """The replicas of shards: which shards each serves, how busy it is, and whether it is trusted with first tries.
 
 A replica that fails or answers late is suspect: it gets no first tries until it answers a poll. After each failure in a row, it is trusted
-again only after a longer time. Knows replicas, not messages. Everything here belongs to the event loop of the fleet.
+again only after a longer time. After the shard's 95th percentile a request is sent to a second replica, too, at most 5 % of them: one slow
+replica then delays no answer for longer (Dean and Barroso, "The Tail at Scale", 2013). Knows replicas, not messages. Everything here
+belongs to the event loop of the fleet.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -25,6 +28,19 @@ REST_S, LONGEST_REST_S = 0.05, 5.0
 
 LINES, LINES_PER_S = 5, 0.1
 """Most log lines of one kind about one replica: at once, and then per second."""
+
+SHARE = 0.05
+"""Second tries, as a share of first tries."""
+MAX_BURST = 10.0
+"""Most second tries in a row, after a time without any."""
+WINDOW = 256
+"""The percentile is of so many last answers of a shard."""
+MIN_ANSWERS = 20
+"""Answers before the percentile is measured."""
+UPDATE_EVERY = 16
+"""Answers from one measurement of the percentile to the next."""
+UNKNOWN_S = 0.05
+"""The percentile before it is measured."""
 
 Trust = Literal["trusted", "failed", "late"]
 """failed: it fails at once. late: it answers late, and is tried only if there is no other replica."""
@@ -126,3 +142,36 @@ def choose(holders: Sequence[Replica], tried: Sequence[Replica]) -> Replica | No
         return most_trusted[0] if most_trusted else None
     first, second = random.sample(most_trusted, 2)
     return second if second.in_flight < first.in_flight else first
+
+
+class Budget:
+    """A token bucket: each first try adds `share` of a second try."""
+
+    def __init__(self, share: float = SHARE) -> None:
+        self._share, self._tokens = share, MAX_BURST if share else 0.0
+
+    def first_try(self) -> None:
+        self._tokens = min(self._tokens + self._share, MAX_BURST)
+
+    def take(self) -> bool:
+        """Whether a second try may be made. If so, it is paid for."""
+        if self._tokens < 1:
+            return False
+        self._tokens -= 1
+        return True
+
+
+class Latencies:
+    """The running 95th percentile of a shard's seconds."""
+
+    def __init__(self) -> None:
+        self._seconds: deque[float] = deque(maxlen=WINDOW)
+        self._count = 0
+        self.p95_s = UNKNOWN_S
+
+    def add(self, seconds: float) -> None:
+        self._seconds.append(seconds)
+        self._count += 1
+        if self._count == MIN_ANSWERS or (self._count > MIN_ANSWERS and self._count % UPDATE_EVERY == 0):
+            ordered = sorted(self._seconds)
+            self.p95_s = ordered[int(0.95 * len(ordered))]

@@ -19,8 +19,7 @@ from espalier.errors import InvalidMessage
 from espalier.shards.messages import Pin, ShardAnswer, decode_answer
 
 from ..router.fleet import Fleet
-from ..router.hedging import UNKNOWN_S
-from ..router.replicas import Replica, choose, omitted_text
+from ..router.replicas import UNKNOWN_S, Replica, choose, omitted_text
 from ..router.transport import MasksWanted, ReplicaFailed
 
 log = logging.getLogger(__name__)

@@ -9,13 +9,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import orjson
 from pydantic import BaseModel
-
-from ..watch.unknown_ids import UnknownIds
 
 MAX_BYTES = 64 << 20
 """Most bytes of JSON of all samples."""
@@ -71,21 +68,3 @@ def as_json(samples: Sequence[Sample], most: int) -> bytes:
     """`{"queries": [{"at", "version", "query"}], "most"}`."""
     queries = [{"at": round(sample.at, 3), "version": sample.version, "query": orjson.Fragment(sample.query)} for sample in samples]
     return orjson.dumps({"queries": queries, "most": most})
-
-
-@dataclass(frozen=True)
-class Asked:
-    """Records of one process about customers' queries: unknown ids, and sampled queries if a setting says so.
-
-    For use in the event loop only.
-    """
-
-    unknown: UnknownIds
-    samples: QuerySamples
-
-    def note(self, model: str, version: int, queries: Sequence[BaseModel], unknown: Sequence[Sequence[str]]) -> None:
-        """Note a request that was answered. unknown: the unknown ids of each of its queries."""
-        if any(unknown):
-            self.unknown.note(model, unknown)
-        if self.samples.most:
-            self.samples.note(model, version, queries)

@@ -22,8 +22,8 @@ from espalier.metrics import precision_recall_f
 from loadtest import cell as cell_module
 from loadtest import loops, report
 from loadtest.cell import Load, _with_writes, measure, recall_at_m, without_items
+from loadtest.frontier import propose
 from loadtest.loops import Answered, arrivals, closed_loop, each_once, open_loop, request_bytes, statuses
-from loadtest.proposal import propose
 from loadtest.queries import Query
 from loadtest.target import Json, ServiceRefused, Target
 from loadtest.writes import PREFIX, Writes, delete_all, mixed, put_bytes

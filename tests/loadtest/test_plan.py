@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from espalier.errors import EspalierError, InvalidConfig
+from loadtest.frontier import MAX_FAILED_SHARE, Point, propose
 from loadtest.plan import SHAPES, SPIKE, answer_problem, complaints, conditions, mix, plan_of, user_count, users, versions
-from loadtest.proposal import MAX_FAILED_SHARE, Point, propose
 from tests.loadtest.stub import made_up, results
 
 USUAL: dict[str, object] = dict.fromkeys(("model", "key", "admin_key", "write_key", "versions", "queries", "filter"), "")

@@ -17,8 +17,7 @@ from espalier.bundle import Bundle
 from espalier.search import Engine
 from espalier.serving import MAX_VERSION, Candidate
 from service.batching.batcher import Batcher
-from service.models.trial import hash_fraction, is_tried
-from service.retrieval.shadow import MAX_RUNNING, MAX_VALUES
+from service.retrieval.trial import MAX_RUNNING, MAX_VALUES, hash_fraction, is_tried
 from service.watch.trial_figures import figures
 from tests.service.fake_engine import FakeEngine
 from tests.service.models.registry import damage

@@ -16,8 +16,7 @@ import pytest
 
 from espalier.search import SearchResult
 from espalier.shards.messages import Pin, ShardAnswer, encode_answer
-from service.router.hedging import MAX_BURST, MIN_ANSWERS, UNKNOWN_S, Budget, Latencies
-from service.router.replicas import LONGEST_REST_S, REST_S, Replica
+from service.router.replicas import LONGEST_REST_S, MAX_BURST, MIN_ANSWERS, REST_S, UNKNOWN_S, Budget, Latencies, Replica
 from service.router.shard_call import PAUSE_S, ShardCall, ShardRequest
 from service.router.transport import MasksWanted, ReplicaFailed
 from service.watch.metrics import Metrics
