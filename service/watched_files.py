@@ -20,34 +20,9 @@ Signature = tuple[int, int, int]
 """Modification time in ns, inode and size of a file, or of the target of a link. It changes when the file is written or replaced."""
 
 
-class WatchedFiles:
-    """Files, or the targets of links, that are checked once in LOOK_S. One thread uses it. clock: seconds."""
-
-    def __init__(self, files: Sequence[Path], clock: Callable[[], float] = time.monotonic) -> None:
-        self._files, self._clock = files, clock
-        self._last_signatures, self._next_look = self._signatures(), clock() + LOOK_S
-
-    def have_changed(self) -> bool:
-        """Whether a file has changed since the last check, or since this object was made. False within LOOK_S of the last check."""
-        if self._clock() < self._next_look:
-            return False
-        self._next_look = self._clock() + LOOK_S
-        previous, self._last_signatures = self._last_signatures, self._signatures()
-        return self._last_signatures != previous
-
-    def look_again(self) -> None:
-        """Let the next check report a change: after this one, a file could not be read."""
-        self._last_signatures = []
-
-    def _signatures(self) -> list[Signature | None]:
-        """With the time of the last change of content or permissions: a file that could not be read is read once it can be."""
-        statuses = map(_status, self._files)
-        return [None if status is None else (status.st_ctime_ns, status.st_ino, status.st_size) for status in statuses]
-
-
 class FromFiles(Generic[T]):
-    """A value that is read from files, and read again when one of them changes. If they are wrong then, the former value stays in use, and
-    the log says so once. One thread uses it.
+    """A value that is read from files, and read again when one of them, or the target of a link, has changed. If they are wrong then, the
+    former value stays in use, and the log says so once. The files are checked once in LOOK_S. One thread uses it.
 
     read   reads the files. Raises ValueError or OSError
     noun   plural noun of the content, for the log
@@ -55,13 +30,14 @@ class FromFiles(Generic[T]):
     """
 
     def __init__(self, files: Sequence[Path], read: Callable[[], T], noun: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._files, self._watched, self._read, self._noun = files, WatchedFiles(files, clock), read, noun
+        self._files, self._read, self._noun, self._clock = files, read, noun, clock
+        self._last_signatures, self._next_look = self._signatures(), clock() + LOOK_S
         self._value: T | None = None
         self._problem = ""  # that was logged last
 
     def current(self) -> T:
         """Raises the error of `read` if there is no former value."""
-        if self._value is not None and not self._watched.have_changed():
+        if self._value is not None and not self._have_changed():
             return self._value
         try:
             value = self._read()
@@ -69,7 +45,7 @@ class FromFiles(Generic[T]):
             if self._value is None:
                 raise
             if isinstance(error, OSError) or isinstance(error.__cause__, OSError):  # it may pass, and nothing in the files changes then
-                self._watched.look_again()
+                self._last_signatures = []  # the next check reports a change
             if self._problem != (problem := str(error)):
                 log.error("the changed %s are invalid, so the former ones stay in use: %s", self._noun, error)
             self._problem = problem
@@ -78,6 +54,19 @@ class FromFiles(Generic[T]):
             log.info("%s have changed: %s", self._noun, ", ".join(map(str, self._files)))
         self._value, self._problem = value, ""
         return value
+
+    def _have_changed(self) -> bool:
+        """Whether a file has changed since the last check. False within LOOK_S of it."""
+        if self._clock() < self._next_look:
+            return False
+        self._next_look = self._clock() + LOOK_S
+        previous, self._last_signatures = self._last_signatures, self._signatures()
+        return self._last_signatures != previous
+
+    def _signatures(self) -> list[Signature | None]:
+        """With the time of the last change of content or permissions: a file that could not be read is read once it can be."""
+        statuses = map(_status, self._files)
+        return [None if status is None else (status.st_ctime_ns, status.st_ino, status.st_size) for status in statuses]
 
 
 def _status(file: Path) -> os.stat_result | None:

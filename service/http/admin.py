@@ -109,7 +109,7 @@ async def set_removed(
 
 async def removed(request: Request, name: Name, if_none_match: IfChanged = None) -> Response:
     """The list of removed items."""
-    ids = service_of(request).registry.removed(name)
+    ids = service_of(request).registry.entry(name).removed
     tag = await asyncio.to_thread(etag, ids)
     if if_none_match is not None and matches(if_none_match, tag):
         return Response(None, 304, {"ETag": tag})

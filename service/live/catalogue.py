@@ -104,7 +104,7 @@ class LiveCatalogue:
             raise NotWritable("The writes before it do not end. Nothing was written; retrieval goes on.")
         checked = [_checked(request, condition, default) for request in requests]
         writes = [write for write in checked if isinstance(write, Write)]
-        self.thread.submit(writes)
+        self.thread.submit(*writes)
         try:
             async with asyncio.timeout(within_s):
                 for write in reversed(writes):  # the last one is mostly answered last

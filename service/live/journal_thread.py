@@ -95,18 +95,11 @@ class JournalThread:
 
     # -- from any thread ------------------------------------------------------------------------------------------------
 
-    def submit(self, writes: Sequence[Write]) -> None:
-        """Have writes committed in their order. The thread sets their outcomes.
-
-        A write whose outcome is cancelled before the thread takes it is skipped.
-        """
-        self._enqueue(*writes)
-
     def look(self) -> None:
         """Have the operations applied that another process may have committed."""
         if not self._catch_up_queued and not self._stopped and (self._thread is not None or self.journal.exists()):
             self._catch_up_queued = True
-            self._enqueue(self._catch_up)
+            self.submit(self._catch_up)
 
     def call(self, work: Callable[[], T]) -> T:
         """Call a function between two turns of the thread, and return its result."""
@@ -118,7 +111,7 @@ class JournalThread:
             except Exception as error:
                 done.set_exception(error)
 
-        self._enqueue(job)
+        self.submit(job)
         return done.result()
 
     def store(self, fingerprint: int, placements: Stored) -> Stored:
@@ -159,7 +152,11 @@ class JournalThread:
         self._compaction.stop()
         self.journal.close()
 
-    def _enqueue(self, *jobs: Job) -> None:
+    def submit(self, *jobs: Job) -> None:
+        """Have writes committed, and other jobs called, in their order. The thread sets the outcomes of writes.
+
+        A write whose outcome is cancelled before the thread takes it is skipped. Raises NotReady after `stop`.
+        """
         with self._starting:  # no job may be queued behind the end
             if self._stopped:
                 raise NotReady("The service is shutting down.")

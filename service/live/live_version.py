@@ -61,6 +61,7 @@ class LiveVersion:
     through  operations up to this one are in the bundle
     refused  why the version takes no live items; None: it does
     columns  of an item's fields
+    newest   the view with which results are read: it has a row of every item that the engine may find
     knows_expiries  whether the expiries of the items that it holds have been read
     parents  searches the version for parents, from any thread; until the version serves, only from the loader's
     """
@@ -86,7 +87,7 @@ class LiveVersion:
         self._trained_view = View(no_live_items, self.state.overlay(), LiveFilters(trees, filters, no_live_items, self.state.touched))
         self._frozen_view = replace(self._trained_view, is_frozen=True)
         self._view = self._trained_view
-        self._newest = self._trained_view  # set just before the engine has it; results are read with it, queries with `_view`
+        self.newest = self._trained_view  # set just before the engine has it; results are read with it, queries with `_view`
         self.state.skip_to(self.through)
         self.recent = RecentPuts(bundle.manifest.query.kind)
 
@@ -95,10 +96,6 @@ class LiveVersion:
     def view(self, live: bool = True) -> View:
         """The view of a request that comes now. live: whether it sees live items."""
         return self._view if live or self.is_empty else self._frozen_view
-
-    def newest(self) -> View:
-        """The view with which results are read: it has a row of every item that the engine may find."""
-        return self._newest
 
     @property
     def counts_in_histories(self) -> bool:
@@ -242,9 +239,9 @@ class LiveVersion:
                 return
             self._live_filters.update()
             overlay = self.state.overlay()
-            self._newest = View(self.state.table, overlay, self._live_filters)
+            self.newest = View(self.state.table, overlay, self._live_filters)
             self._engine.set_overlay(overlay)
-            self._view = self._newest
+            self._view = self.newest
 
     def expire(self, now: float) -> bool:
         """Take out the items whose time has passed, and publish that. Returns whether there were any. now: seconds since 1970."""
@@ -272,7 +269,7 @@ class LiveVersion:
 
         From any thread: it does not wait for operations that are being applied.
         """
-        view = self._newest
+        view = self.newest
         entry, row = view.entry(item_id), int(view.items.rows_of([item_id])[0])
         if row < 0 or (entry is not None and entry.is_deleted):
             return None

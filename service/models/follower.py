@@ -93,6 +93,7 @@ class Follower:
         self._wake.set()
 
     def wait_until_loaded(self, timeout_s: float | None = None) -> bool:
+        """Block until every version that should serve was tried once. False after the timeout."""
         return self._tried.wait(timeout_s)
 
     def entry(self, name: str) -> Entry:

@@ -62,6 +62,7 @@ class Registry:
         self._workers = Workers(settings.run_folder)
         self.catalogues = LiveCatalogues(settings, metrics, lambda: {name: entry.catalogue for name, entry in self.entries.items()})
         self._follower = Follower(settings, metrics, engines or EngineSource(), self._workers, self.catalogues)
+        self.entry, self.wait_until_loaded = self._follower.entry, self._follower.wait_until_loaded
         self._mirror: StoreMirror | None = None
         if settings.store is not None:
             from ..models.store_mirror import StoreMirror  # as above
@@ -95,10 +96,6 @@ class Registry:
         if self._backups is not None:
             self._backups.start()
 
-    def wait_until_loaded(self, timeout_s: float | None = None) -> bool:
-        """Block until every version that should serve was tried once. False after the timeout."""
-        return self._follower.wait_until_loaded(timeout_s)
-
     async def take_over(self) -> None:
         """If other workers serve, wait until this one serves the same models. Until then the others take the connections."""
         logged_models: set[str] = set()
@@ -130,10 +127,6 @@ class Registry:
     def waits_for(self, name: str) -> StoreWait | None:
         """What a model waits for from the store."""
         return None if self._mirror is None else self._mirror.state.waits.get(name)
-
-    def entry(self, name: str) -> Entry:
-        """A model by name. Raises NotFound."""
-        return self._follower.entry(name)
 
     def catalogue(self, name: str) -> LiveCatalogue:
         """The live catalogue of a model. Raises NotFound."""
@@ -205,10 +198,6 @@ class Registry:
             return []
         rows = await asyncio.to_thread(entry.loaded.live.items.rows_of, ids)
         return [item_id for item_id, row in zip(ids, rows.tolist(), strict=True) if row < 0]
-
-    def removed(self, name: str) -> list[str]:
-        """The removed items of a model. Raises NotFound."""
-        return list(self.entry(name).removed)
 
     async def drain(self, timeout_s: float) -> None:
         """Refuse new requests and finish the accepted ones, within `timeout_s`."""

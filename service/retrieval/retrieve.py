@@ -89,7 +89,7 @@ async def retrieve(
         check_coverage(answer.result.coverage, 1.0 if needs_all else request.min_coverage)
     if answer.result.finite_B is not None:
         _check_finite(encoded.queries, answer.result.finite_B)
-    answer_view = view if view.is_frozen else model.live.newest()  # the answer may have items that were put during the search
+    answer_view = view if view.is_frozen else model.live.newest  # the answer may have items that were put during the search
     is_small, is_final = answer.result.item_rows_BM.size <= INLINE_VALUES, not checked.depth and request.min_score is None
     stage_arguments = checked, encoded.queries, encoded.caller_features, answer.result, answer_view.candidates
     candidates = await _run(is_small or is_final, deadline, second_stage, *stage_arguments)

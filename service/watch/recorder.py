@@ -102,7 +102,7 @@ class Recorder:
     def unknown(self, model: str, counts: Blocks) -> list[tuple[str, int]]:
         """(id, count) of the most frequent unknown ids of all workers. counts: those of this process."""
         others = unknown_ids.read(self._folder, os.getpid()) if self._folder is not None else []
-        return unknown_ids.most_frequent(unknown_ids.summed([counts, *others]), model, self._clock())
+        return unknown_ids.most_frequent([counts, *others], model, self._clock())
 
     def close(self) -> None:
         if self._lock is not None:

@@ -87,22 +87,13 @@ def cut(item_id: str) -> str:
     return item_id[:MAX_ID_BYTES].encode("utf-8", "replace")[:MAX_ID_BYTES].decode("utf-8", "ignore")
 
 
-def summed(counts_of_processes: Iterable[Blocks]) -> Blocks:
-    """The sums of counts, with at most COUNTERS ids for each model and block."""
-    sums: dict[int, dict[str, Counter[str]]] = {}
-    for blocks in counts_of_processes:
-        for block, models in blocks.items():
-            for model, counts in models.items():
-                sums.setdefault(block, {}).setdefault(model, Counter()).update(counts)
-    return {block: {model: dict(counts.most_common(COUNTERS)) for model, counts in models.items()} for block, models in sums.items()}
-
-
-def most_frequent(blocks: Blocks, model: str, now: float) -> list[tuple[str, int]]:
+def most_frequent(counts_of_processes: Iterable[Blocks], model: str, now: float) -> list[tuple[str, int]]:
     """(id, count) of a model's TOP unknown ids in this block of time and the last, most frequent first; ties by id."""
     counts = Counter[str]()
-    for block, models in blocks.items():
-        if block >= block_of(now) - 1:
-            counts.update(models.get(model, {}))
+    for blocks in counts_of_processes:
+        for block, models in blocks.items():
+            if block >= block_of(now) - 1:
+                counts.update(models.get(model, {}))
     return sorted(counts.items(), key=lambda id_and_count: (-id_and_count[1], id_and_count[0]))[:TOP]
 
 

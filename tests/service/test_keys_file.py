@@ -29,7 +29,7 @@ from service.keys_file import LEAST_CHARACTERS, MOST_BYTES, MOST_KEYS, MOST_LINE
 from service.retrieval.schemas import RetrieveRequest
 from service.settings import Settings, is_local
 from service.watch.metrics import OTHER_KEYS, Metrics
-from service.watched_files import LOOK_S, WatchedFiles
+from service.watched_files import LOOK_S, FromFiles
 from tests.service.conversation import LINES, Conversation
 from tests.service.fake_catalogue import FakeCatalogue, FakeCatalogues
 from tests.service.own_time import Time, pass_time, settled, turns_until
@@ -203,13 +203,12 @@ def test_a_file_that_could_not_be_read_is_read_once_it_can_be(
 
 def test_a_file_whose_permissions_change_has_changed(file: Path) -> None:
     clock = Time()
-    watched = WatchedFiles([file], clock)
+    modes = FromFiles([file], lambda: file.stat().st_mode & 0o777, "modes", clock)
+    assert modes.current() != 0o640
     time.sleep(0.02)  # longer than a tick of the file system's clock
     file.chmod(0o640)
     clock.s += LOOK_S
-    assert watched.have_changed()
-    clock.s += LOOK_S
-    assert not watched.have_changed()
+    assert modes.current() == 0o640
 
 
 @pytest.mark.parametrize(
@@ -277,7 +276,7 @@ def test_keys_over_http(versions: Path, file: Path, monkeypatch: pytest.MonkeyPa
         assert running.client.get("/models", headers={"Authorization": f"Bearer {ADMIN}"}).json()["keys"] == ["admin", "retrieve"]
         file.write_text(FILE.replace('"books", ', "").replace("rate = 2\nburst = 3\n", ""))
         keys = running.app.state.service.keys
-        keys._file_keys._watched._next_look = 0.0
+        keys._file_keys._next_look = 0.0
         refused = asked(running, PARTNER)
         assert refused.status_code == 403
         assert refused.json()["detail"] == 'This key may not use the model "books".'
@@ -294,7 +293,7 @@ def test_keys_over_http(versions: Path, file: Path, monkeypatch: pytest.MonkeyPa
         assert (stream.status_code, stream.json()["status"]) == (200, 403)
         assert 'espalier_auth_failures_total{reason="model",role="retrieve"} 4.0' in running.client.get("/metrics").text
         file.write_text(FILE.replace("rate = 2\nburst = 3", "rate = 0.01\nburst = 2"))
-        keys._file_keys._watched._next_look = 0.0
+        keys._file_keys._next_look = 0.0
         lines = running.client.post(
             "/retrieve/stream",
             content='{"queries": [{"history": []}]}\n' * 4,
@@ -381,7 +380,7 @@ def test_a_key_that_is_no_longer_valid_ends_its_request_of_lines(
             talk.say(line)
             assert {"results", "outcome"} & (await anext(answers)).keys()
         file.write_text(rest + "\n".join(lines.values()))
-        keys._file_keys._watched._next_look = 0.0
+        keys._file_keys._next_look = 0.0
         talk.say(line, line)
         assert [answer["status"] async for answer in answers] == [status]
         await talk.leave()
@@ -406,7 +405,7 @@ def test_a_stream_has_the_limits_that_its_key_has_now_and_digests_are_compared_o
         assert [(await anext(answers)).get("status", 200) for _ in range(5)] == [200] * 5
         assert check.call_count == 1
         file.write_text(FILE.replace(f'key = "{SHOP}"', f'key = "{SHOP}"\nrate = 0.01'))
-        keys._file_keys._watched._next_look = 0.0
+        keys._file_keys._next_look = 0.0
         talk.say(*[line] * 3, more=False)
         assert [answer.get("status", 200) async for answer in answers] == [200, 429, 429]
         assert check.call_count == 2

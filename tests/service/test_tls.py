@@ -22,7 +22,7 @@ from service.router.config import RouterConfig
 from service.router.connections import HttpTransport
 from service.router.transport import ReplicaFailed
 from service.tls import Certificates, CertificatesUnusable, calling, certificates_of_service
-from service.watched_files import WatchedFiles
+from service.watched_files import LOOK_S
 from tests.certificates import Authority, Pair
 from tests.service.listening import Listening, get, listening, post, retrieval
 from tests.waiting import until
@@ -290,7 +290,7 @@ def test_a_certificate_that_could_not_be_read_is_read_once_it_can_be(
 ) -> None:
     now = 0.0
     certificates = certificates_of_service(*authority.signs("service"), None)
-    certificates._watched = WatchedFiles(certificates._files, lambda: now)
+    certificates._clock, certificates._next_look = (lambda: now), LOOK_S
     before = certificates.current()
     authority.signs("service")
     with monkeypatch.context() as patch:
@@ -457,7 +457,7 @@ async def test_a_router_shows_its_new_certificate(other: Listening, authority: A
     (tmp_path / "other").mkdir()
     stranger = Authority(tmp_path / "other").signs("router")
     certificates = calling(authority.ca, *stranger)
-    certificates._watched = WatchedFiles(certificates._files, lambda: now)
+    certificates._clock, certificates._next_look = (lambda: now), LOOK_S
     address = f"https://localhost:{other.address[1]}"
     async with transport(certificates) as router:
         with pytest.raises(ReplicaFailed):

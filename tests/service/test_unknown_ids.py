@@ -55,10 +55,8 @@ def test_ids_requests_and_the_sums_of_many_processes_are_bounded(tmp_path: Path)
     assert len(models["books"]) == PER_REQUEST
     for pid in range(1, 5):
         unknown_ids.write(tmp_path, pid, {0: {"books": {f"{pid}-{i}": 1 for i in range(COUNTERS)} | {"most": 7}}})
-    blocks = unknown_ids.summed(unknown_ids.read(tmp_path))
-    assert len(blocks[0]["books"]) == COUNTERS
-    assert blocks[0]["books"]["most"] == 28
-    assert len(most_frequent(blocks, "books", 0.0)) == unknown_ids.TOP
+    frequent = most_frequent(unknown_ids.read(tmp_path), "books", 0.0)
+    assert (len(frequent), frequent[0]) == (unknown_ids.TOP, ("most", 28))
 
 
 def test_counts_are_of_this_half_day_and_the_last() -> None:
@@ -66,7 +64,7 @@ def test_counts_are_of_this_half_day_and_the_last() -> None:
     ids = UnknownIds(lambda: clock[0])
 
     def top() -> list[tuple[str, int]]:
-        return most_frequent(ids.counts(), "books", clock[0])
+        return most_frequent([ids.counts()], "books", clock[0])
 
     ids.note("books", [["old"], [], ["old", "b"]])
     ids.note("films", [["film"]])
@@ -92,7 +90,7 @@ def test_processes_add_up_also_those_that_ended_until_their_counts_are_old(tmp_p
         unknown_ids.drop_old(tmp_path, clock)
         read = unknown_ids.read(tmp_path)
         assert len(read) == files
-        assert most_frequent(unknown_ids.summed(read), "books", now) == ([("c", 4), ("a", 3), ("b", 1)] if files else [])
+        assert most_frequent(read, "books", now) == ([("c", 4), ("a", 3), ("b", 1)] if files else [])
     assert unknown_ids.read(tmp_path) == []
     (tmp_path / "unknown_13.json").symlink_to("dropped-while-it-is-read")
     assert unknown_ids.read(tmp_path) == []

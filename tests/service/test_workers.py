@@ -20,7 +20,7 @@ from service.__main__ import listen, main
 from service.processes.supervisor import Supervisor
 from service.settings import Settings
 from service.tls import calling
-from service.watch.unknown_ids import most_frequent, read, summed
+from service.watch.unknown_ids import most_frequent, read
 from tests.certificates import Authority
 from tests.service.models.registry import add_version
 from tests.service.processes import ANSWERED, BODY, COMPILING_S, exit_code, process_state, service
@@ -128,7 +128,7 @@ def test_a_worker_that_is_killed_takes_no_history_with_it(models: Path) -> None:
         for _ in range(8):
             assert running.request("POST", "/retrieve", {"queries": [{"history": ["lost"]}]})[0] == 200
         until(lambda: counts() == [{"lost": 8}] * 8, "each worker has told the others")
-        until(lambda: most_frequent(summed(read(shared / "history")), "books", time.time()) == [("lost", 8)], "each has written it")
+        until(lambda: most_frequent(read(shared / "history"), "books", time.time()) == [("lost", 8)], "each has written it")
         since = {health["since"] for health in healths()}
         running.replace_workers()  # whichever of them is the recorder
         until(lambda: all("ended and w" in str(health["events"]) for health in healths()), "it is an event")

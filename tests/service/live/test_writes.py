@@ -256,7 +256,7 @@ def test_no_write_is_taken_that_comes_behind_the_end(tmp_path: Path) -> None:
     thread = JournalThread("books", Journal(tmp_path / "live.db"), Notices(), 10, lambda: None, lambda _: None)
     write = Write(Put("new", ItemBody(like=("item-1",))))
     try:
-        thread.submit(StopsMeanwhile(thread, write))
+        thread.submit(*StopsMeanwhile(thread, write))
     except NotReady:
         return
     assert write.outcome.done()

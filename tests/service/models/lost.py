@@ -14,6 +14,7 @@ from typing import Any
 from espalier.serving import Serving
 from service.models.desired_state import DesiredState
 from service.models.openings import Openings
+from service.run_folder import Page
 from service.settings import metrics_folder
 
 STOPPED = 7_654_321
@@ -69,4 +70,4 @@ def run_folder_of(folder: Path, **progress: Any) -> Iterator[Path]:
 def say(folder: Path, **progress: Any) -> None:
     """What that worker reports of its progress."""
     found = {"serving": 0, "removed": 0, "failed": None, "serves": True, "versions": [1]} | progress
-    (folder / f"{STOPPED}.json").write_text(json.dumps({"books": found}))
+    Page(folder, STOPPED, "json").write(json.dumps({"books": found}).encode())

@@ -166,7 +166,7 @@ def test_a_folder_that_cannot_be_written_to_is_said(models: Path, monkeypatch: p
             monkeypatch.setattr("service.models.desired_state.atomic_write", Mock(side_effect=error))
             with pytest.raises(Conflict, match=rf"\({error.strerror}\), so .*: {remedy}"):
                 running.remove("item-1")
-        assert running.registry.removed("books") == []
+        assert running.registry.entry("books").removed == ()
 
 
 def test_a_version_is_taken_apart_once_nobody_holds_it(models: Path) -> None:

@@ -18,6 +18,7 @@ from espalier.serving import Serving
 from service.errors import Conflict, NotReady
 from service.models.desired_state import DesiredState
 from service.models.loading import compare_contents, compare_files, relative_paths
+from service.run_folder import Page
 from tests.service.models.registry import Running, add_version, damage, run
 from tests.waiting import until
 
@@ -52,7 +53,7 @@ def test_a_service_is_not_ready_before_its_other_workers_are(models: Path, tmp_p
         add_version(models, 1, name="films")
         until(lambda: "films" in running.registry.entries, "a model has come late, for which nobody waits")
         assert running.registry.not_ready() == ["another worker has not loaded every model yet"]
-        (folder / "1.json").write_text('{"books": {"serves": true}}')
+        Page(folder, 1, "json").write(b'{"books": {"serves": true}}')
         assert running.registry.not_ready() == []
         (folder / "1.json").unlink()
         assert running.registry.not_ready() == []  # one that comes in for it takes no connection before it has loaded

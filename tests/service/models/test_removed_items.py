@@ -25,9 +25,9 @@ from tests.waiting import until
 def test_removals_hold_for_every_version_and_need_no_reload(models: Path) -> None:
     with run(models) as running:
         registry = running.registry
-        assert registry.removed("books") == []
+        assert registry.entry("books").removed == ()
         assert running.remove("item-1", "gone", "item-1", "item-0") == ["gone"]
-        assert registry.removed("books") == ["item-1", "gone", "item-0"]
+        assert registry.entry("books").removed == ("item-1", "gone", "item-0")
         assert running.found() == [2, 3, 4]
         add_version(models, 2)
         running.run(registry.changes.load("books", 2))
@@ -133,7 +133,7 @@ def test_removed_items_stay_removed_when_their_list_is_lost(models: Path, how: s
         for _ in range(3):
             running.registry._follower.wake()
             assert running.found() == [2, 3, 4]
-        assert running.registry.removed("books") == ["item-0", "item-1"]
+        assert running.registry.entry("books").removed == ("item-0", "item-1")
         assert running.registry.not_ready() == []  # it answers right, and there may be nowhere else to go
         until(lambda: 'espalier_desired_state_wrong{model="books"} 1.0' in running.metrics.render().decode(), "the metric says so")
         said = [record.message for record in caplog.records if "books stays as it is: books/removed.json" in record.message]
