@@ -55,16 +55,12 @@ def request_bytes(path: str, body: Mapping[str, Any], headers: Mapping[str, str]
     return head.encode() + content
 
 
-def whole(body: bytes) -> bytes:
-    return body
-
-
 def closed_loop(
     address: Address,
     requests: Sequence[bytes],
     concurrency: int,
     seconds: float,
-    keep: Callable[[bytes], bytes] = whole,
+    keep: Callable[[bytes], bytes] = bytes,
     grace_s: float = GRACE_S,
     count: int | None = None,
 ) -> list[Answered]:
@@ -94,7 +90,7 @@ def closed_loop(
         load.close()
 
 
-def each_once(address: Address, requests: Sequence[bytes], concurrency: int, keep: Callable[[bytes], bytes] = whole) -> list[Answered]:
+def each_once(address: Address, requests: Sequence[bytes], concurrency: int, keep: Callable[[bytes], bytes] = bytes) -> list[Answered]:
     """Send every request once, with `concurrency` clients. The results are in the order of the answers."""
     return closed_loop(address, requests, concurrency, float("inf"), keep, count=len(requests))
 
@@ -106,7 +102,7 @@ def open_loop(
     seconds: float,
     seed: int = 0,
     connections: int = 512,
-    keep: Callable[[bytes], bytes] = whole,
+    keep: Callable[[bytes], bytes] = bytes,
     grace_s: float = GRACE_S,
 ) -> list[Answered]:
     """Send requests at random times (Poisson, `per_s` on average), each on a free connection. Latencies count from the due time.

@@ -28,7 +28,6 @@ def build(arguments: Arguments) -> serve.Application:
 
 
 def _options(arguments: Arguments, group: Replicas) -> Mapping[str, Any]:
-    """Ray's options of a deployment."""
     count = {"num_replicas": group.replicas} if group.autoscale is None else {"autoscaling_config": _autoscaling(group.autoscale)}
     actor = {"num_cpus": group.cpus, "num_gpus": group.gpus, "memory": group.memory_gb * 1e9, "resources": {**group.resources}}
     return {

@@ -67,12 +67,11 @@ class Batcher:
         engine: Engine,
         limits: Limits,
         name: str,
-        on_call: Callable[[int, float], None] = lambda batch, seconds: None,
         on_overload: Callable[[bool], None] = lambda overloaded: None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.limits, self.on_call = limits, on_call
-        self._engine, self._clock = engine, clock
+        self.limits, self._engine, self._clock = limits, engine, clock
+        self.on_call: Callable[[int, float], None] = lambda batch, seconds: None
         self._cost = Cost(limits.serial)
         self._room = Room()
         self._lock = threading.Lock()  # guards the attributes below

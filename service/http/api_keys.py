@@ -22,8 +22,6 @@ from ..keys_file import Key, Role, read_keys
 from ..settings import Settings, is_local, named_key
 from ..watched_files import FromFiles
 
-__all__ = ["Access", "Keys", "Role"]
-
 Access = Role | Literal["private"]
 """The role that a route needs. `private` needs an admin key, or none if there are no keys and no other machine can reach the service."""
 

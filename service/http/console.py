@@ -59,15 +59,12 @@ def read_files(folder: Path = FOLDER) -> Mapping[str, File]:
     return {PAGE: _file(folder / "index.html"), **{ASSETS + name: _file(folder / name) for name in sorted(names - {"index.html"})}}
 
 
+_cached_files = cache(read_files)  # once in a process
+
+
 def add_console(app: FastAPI) -> None:
-    for path, file in _files().items():
+    for path, file in _cached_files().items():
         app.add_route(path, _answer_function(file), include_in_schema=False)
-
-
-@cache
-def _files() -> Mapping[str, File]:
-    """The console's files, read and compressed once in a process."""
-    return read_files()
 
 
 def _file(path: Path) -> File:

@@ -75,23 +75,18 @@ class KeyLimits:
         self._clock = clock
         self._key_slots: dict[Key, _Slot] = {}
 
-    def _check(self, key: Key) -> None:
-        """Raise KeyLimit if the next request of a key exceeds a limit."""
-        if key.rate is None and key.cost is None:
-            return
-        (requests, seconds), now = self._arrival_times(key), self._clock()
-        if key.rate is not None and (retry_after_s := requests - now - (key.burst - 1) / key.rate) > 0:
-            raise KeyLimit(f"The key {key.name} may send {key.rate:g} requests a second, {key.burst:g} at once.", retry_after_s)
-        if key.cost is not None and (retry_after_s := seconds - now - COST_BURST_S) > 0:
-            raise KeyLimit(f"The key {key.name} may use {key.cost:g} engine seconds a second.", retry_after_s)
-
     def take(self, key: Key) -> None:
         """Count one request. Raises KeyLimit, and counts nothing, if it exceeds a limit."""
+        if key.rate is None and key.cost is None:
+            return
         with self._slot_lock(key):
-            self._check(key)
+            (requests, seconds), now = self._arrival_times(key), self._clock()
+            if key.rate is not None and (retry_after_s := requests - now - (key.burst - 1) / key.rate) > 0:
+                raise KeyLimit(f"The key {key.name} may send {key.rate:g} requests a second, {key.burst:g} at once.", retry_after_s)
+            if key.cost is not None and (retry_after_s := seconds - now - COST_BURST_S) > 0:
+                raise KeyLimit(f"The key {key.name} may use {key.cost:g} engine seconds a second.", retry_after_s)
             if key.rate is not None:
-                requests, seconds = self._arrival_times(key)
-                self._write(key, max(requests, self._clock()) + 1 / key.rate, seconds)
+                self._write(key, max(requests, now) + 1 / key.rate, seconds)
 
     def spend(self, key: Key, expected_s: float) -> None:
         """Count the expected engine seconds of a request. `settle` has to follow."""
@@ -110,7 +105,7 @@ class KeyLimits:
     @contextmanager
     def _slot_lock(self, key: Key) -> Iterator[None]:
         """Lock the slot of a key against other workers; goes on without the lock after LOCK_S."""
-        if self._file is None or (key.rate is None and key.cost is None):
+        if self._file is None:
             yield
             return
         _, buffer, offset = self._slot(key)

@@ -160,7 +160,6 @@ _PROBES = ("/livez", "/readyz")
 
 
 def _responses(route: _Route) -> dict[int | str, dict[str, Any]]:
-    """The documented answers of a route."""
     answer = route.answer if isinstance(route.answer, dict) else _content_of(route.answer)
     responses: dict[int | str, dict[str, Any]] = {200: {**answer}}
     for status in route.other_successes:

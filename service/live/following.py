@@ -64,7 +64,6 @@ class Following(HostThread):
                     self._copy_new(model, catalogue)
 
     def _copy_new(self, model: str, catalogue: LiveCatalogue) -> None:
-        """Copy the new operations of a model."""
         try:
             if self._elected():
                 while not self._stopped.is_set() and self._copy_page(model, catalogue):

@@ -156,7 +156,7 @@ def _load(
     steps.append("opening its engine")
     engine = engines.open(bundle, settings.device, settings.engine, settings.threads, settings.precision)
     if runs_on_gpu(engine.name):
-        metrics.watch_gpus()
+        metrics.watches_gpus = True
     filters = ItemFilters([alone.tree for alone in bundle.alone], bundle.items, settings.mask_cache_bytes)
     metrics.show("espalier_model_info", False, name, version, engine.name)
     metrics.show("espalier_model_created_timestamp_seconds", manifest.created.timestamp(), name, version)

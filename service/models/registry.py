@@ -53,7 +53,7 @@ class Registry:
 
     def __init__(self, settings: Settings, metrics: Metrics, engines: EngineSource | None = None) -> None:
         if settings.run_folder is not None:
-            metrics.share(metrics_folder(settings.run_folder))
+            metrics.folder = metrics_folder(settings.run_folder)
         metrics.watch_disk(settings.models)
         if settings.store is not None:
             from espalier.store.fetching import put_back  # here, because its library takes memory and most services have no store

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from time import monotonic
 
 from espalier.bundle import Bundle
 from espalier.manifest import ShardInfo
@@ -68,9 +67,6 @@ class ShardVersion:
         """The shard version of a bundle; None if the bundle is whole."""
         info, parts = bundle.manifest.shard, bundle.shard
         return None if info is None or parts is None else ShardVersion(bundle, info, parts, mask_bytes)
-
-    def lingers(self, seconds: float) -> bool:
-        return monotonic() - self.searched_at < seconds
 
     def __str__(self) -> str:
         info = self.info

@@ -231,7 +231,6 @@ class StoreMirror(HostThread):
         return not failed
 
     def _serving(self, store: Objects, name: str, stored: StoredModel) -> Serving | None:
-        """The store's serving.json; None if it has none."""
         try:
             return None if stored.etag is None else read_serving(store, name)[0]
         except StoreError as error:
@@ -342,7 +341,6 @@ class StoreMirror(HostThread):
             return False
 
     def _copy_serving(self, name: str, serving: Serving | None) -> None:
-        """Copy the store's serving.json into the models folder."""
         disk = DesiredState(self._folder / name)
         try:
             if disk.read(Serving) == serving:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from math import inf
+from time import monotonic
 
 from espalier.serving import Serving
 
@@ -135,7 +136,7 @@ class Swapper:
                 for version, loaded in entry.ready.items()
                 if version in highest
                 or loaded.shard is None
-                or loaded.shard.lingers(self._settings.shard_linger_s)
+                or monotonic() - loaded.shard.searched_at < self._settings.shard_linger_s
                 or loaded.shard.searched_at > search_of_highest
             }
             if len(ready) < len(entry.ready):

@@ -77,17 +77,12 @@ class Workers:
         self._lock = self._page = None
 
     def report(self, model: str, progress: WorkerProgress) -> None:
-        """Report this worker's progress with a model. If writing fails, the next report or `write_again` writes it."""
+        """Report this worker's progress with a model. If writing fails, the next report writes it, even if nothing has changed."""
         with self._reporting:
-            if self._progress.get(model) == progress:
+            if self._progress.get(model) == progress and self._written:
                 return
             self._progress = self._progress | {model: progress}
             self._write()
-
-    def write_again(self) -> None:
-        if not self._written:
-            with self._reporting:
-                self._write()
 
     def _write(self) -> None:
         """Write the page of this worker. The caller holds the lock."""

@@ -88,12 +88,6 @@ class TreeView:
             nodes_K = self.tree.first_child[nodes_K]
         return nodes_K
 
-    def live_leaves_below(self, first: int, end: int) -> Int64:
-        """int64: positions, 0 … X − 1, of the live leaves whose parents are the nodes first … end − 1 of level H − 1."""
-        if self.leaves is None:
-            return np.empty(0, np.int64)
-        return np.arange(*np.searchsorted(self.leaves.parent_X, [first, end]))
-
     def item_counts(self, first: int, end: int, level: int) -> Int64:
         """int64[K]: the number of items below each of the nodes first … end − 1 of a level, live ones included."""
         bounds = np.arange(first, end + 1)
@@ -149,7 +143,8 @@ def _subtree(tree_view: TreeView, node: int, level: int) -> Subtree:
     if node >= tree.node_count or tree_view.overlay is None:
         live = np.array([node - tree.node_count] if node >= tree.node_count else [], np.int64)
     elif level < tree.height and tree_view.leaves is not None:
-        live = tree_view.leaves.handle_X[tree_view.live_leaves_below(*_descendants(tree_view, node, level, tree.height - 1))]
+        first, end = np.searchsorted(tree_view.leaves.parent_X, _descendants(tree_view, node, level, tree.height - 1))
+        live = tree_view.leaves.handle_X[first:end]
     else:
         live = np.empty(0, np.int64)
     rows = np.empty(0, np.int64) if tree_view.overlay is None else tree_view.overlay.item_R[live]

@@ -48,11 +48,15 @@ MEASURE_S = 1.0
 
 
 class Metrics:
-    """One registry per application, so that two applications in one process do not share counts."""
+    """One registry per application, so that two applications in one process do not share counts.
+
+    folder        in which all workers count; then their sums are rendered. None: this process counts alone
+    watches_gpus  whether the memory of GPUs is measured at each scrape
+    """
 
     def __init__(self) -> None:
         disable_created_metrics()
-        self._folder: Path | None = None
+        self.folder: Path | None = None
         self._registry = registry = CollectorRegistry()
         self.counters = {name: Counter(name, row.help, row.labels, registry=registry) for name, row in COUNTERS.items()}
         self.gauges = {
@@ -69,16 +73,12 @@ class Metrics:
         for refusal in REFUSALS:
             self.count("espalier_refused_connections_total", refusal, by=0)
         self._began, self._worker, self._measure_at, self._cpu_s = time.time(), "0", 0.0, 0.0
-        self._watches_gpus = False
+        self.watches_gpus = False
         self._disk: Path | None = None
         self._request_metrics: dict[tuple[str, int | str], tuple[Counter, Histogram]] = {}  # by model and status label
         self._key_counters: dict[tuple[str, str], Counter] = {}  # by key and outcome
         self._queues: dict[str, list[Callable[[], int]]] = {}
         self._lock = threading.Lock()  # guards _queues
-
-    def share(self, folder: Path) -> None:
-        """Render the metrics of all workers, which count in this folder."""
-        self._folder = folder
 
     def begin(self, worker: int, restarted: bool) -> None:
         """Set the number of this worker. restarted: it replaces a worker that ended."""
@@ -102,13 +102,13 @@ class Metrics:
         self.measure_queues()
         self.measure_process()
         self.measure_disk()
-        for device, (used, limit) in (gpu_memory() if self._watches_gpus else {}).items():
+        for device, (used, limit) in (gpu_memory() if self.watches_gpus else {}).items():
             self.gauges["espalier_gpu_memory_bytes"].labels(device).set(used)
             self.gauges["espalier_gpu_memory_limit_bytes"].labels(device).set(limit)
-        if self._folder is None:
+        if self.folder is None:
             return self._registry
         registry = CollectorRegistry()
-        registry.register(multiprocess.AllWorkers(self._folder))
+        registry.register(multiprocess.AllWorkers(self.folder))
         return registry
 
     # -- events ---------------------------------------------------------------------------------------------------------
@@ -178,10 +178,6 @@ class Metrics:
         multiprocess.forget(labels)
 
     # -- measurements ---------------------------------------------------------------------------------------------------
-
-    def watch_gpus(self) -> None:
-        """Measure the memory of GPUs at each scrape."""
-        self._watches_gpus = True
 
     def watch_disk(self, folder: Path) -> None:
         """Measure the disk of a folder now and at each scrape. Each worker must measure it often: the lowest of their numbers counts."""

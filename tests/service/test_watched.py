@@ -124,7 +124,7 @@ def test_gpu_memory_is_asked_for_at_each_scrape(monkeypatch: pytest.MonkeyPatch,
         monkeypatch.setitem(sys.modules, "pynvml", driver)
         process_usage._nvml.cache_clear()
         metrics = Metrics()
-        metrics.watch_gpus()
+        metrics.watches_gpus = True
         for bytes_1 in (5e9, 6e9):
             used[1] = bytes_1
             text = metrics.render().decode()

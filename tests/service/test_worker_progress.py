@@ -122,7 +122,7 @@ def counting(folder: Path, version: int, waiting: int, requests: int) -> Iterato
 def test_what_a_dead_process_counted_stays_and_its_gauges_go(tmp_path: Path) -> None:
     """Counts add up, and so does what waits; of what a version holds and finds the worst shows."""
     reader = Metrics()  # of a process that does not count in the folder
-    reader.share(tmp_path)
+    reader.folder = tmp_path
     reader.request("books", 200, 1.0)
     with counting(tmp_path, 2, 5, 30):
         with counting(tmp_path, 1, 2, 10) as pid:
@@ -171,7 +171,7 @@ sys.stdin.read()
 @pytest.mark.slow
 def test_workers_forget_versions_that_do_not_serve(tmp_path: Path) -> None:
     reader = Metrics()
-    reader.share(tmp_path)
+    reader.folder = tmp_path
     with subprocess.Popen(
         [sys.executable, "-c", UNLOADING, str(tmp_path)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:

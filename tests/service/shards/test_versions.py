@@ -111,7 +111,7 @@ def test_a_version_that_routers_still_search_stays_beside_two_higher_ones(
     wholes, shards = versions
     now = [100.0]
     monkeypatch.setattr("service.models.registry.monotonic", lambda: now[0])
-    monkeypatch.setattr("service.models.shard_version.monotonic", lambda: now[0])
+    monkeypatch.setattr("service.models.swapping.monotonic", lambda: now[0])
     put(tmp_path, shards[0])
     put(tmp_path, shards[1])
     with run(tmp_path, open_cpu, poll_s=0.05, shard_linger_s=60) as service:
