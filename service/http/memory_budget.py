@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 
 RECHECK_S = 1.0
 """Interval at which a waiting holder checks whether its client is still connected."""
@@ -17,19 +18,12 @@ class Budget:
 
     free          units of each holder that are not counted, so that small requests never wait for large ones
     available     units that no holder has
-    most_waiting  most holders that wait at a time
+    waiting       holders that wait; most_waiting: most of them at a time
     """
 
     def __init__(self, units: int, free: int, most_waiting: int = 64) -> None:
         self.units, self.free, self.available, self.most_waiting = units, free, units, most_waiting
-        self.waiters: set[asyncio.Future[None]] = set()
-
-    def wake(self) -> None:
-        """Let all waiting holders try again."""
-        waiters, self.waiters = self.waiters, set()
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+        self.waiting, self.given = 0, asyncio.Event()
 
 
 class Reservation:
@@ -63,14 +57,16 @@ class Reservation:
         Returns False if too many holders wait already, or once `has_gone()` is true, which is checked every RECHECK_S.
         """
         while (self.units and self.units + units > most) or not self.take(units):
-            if len(self._budget.waiters) >= self._budget.most_waiting or has_gone():
+            if self._budget.waiting >= self._budget.most_waiting or has_gone():
                 return False
-            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._budget.waiters.add(waiter)
+            self._budget.waiting += 1
+            self._budget.given.clear()  # those that wait already have seen what was given
             try:
-                await asyncio.wait((waiter,), timeout=RECHECK_S)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(RECHECK_S):
+                        await self._budget.given.wait()
             finally:
-                self._budget.waiters.discard(waiter)
+                self._budget.waiting -= 1
         return True
 
     def give(self, units: int) -> None:
@@ -79,5 +75,4 @@ class Reservation:
         counted = max(self.units - budget.free, 0)
         budget.available += self._counted - counted
         self._counted = counted
-        if budget.waiters:
-            budget.wake()
+        budget.given.set()

@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -90,7 +90,9 @@ class JournalThread:
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
         self._stopped = self._unreadable = False
-        self._answering = _AnsweringThread(model, notices)
+        self._answering = ThreadPoolExecutor(1, f"visible-{model}")  # waits for the other workers, if there are any
+        self._reached = math.inf if notices.folder is None else 0  # all workers have applied this operation, as far as is known
+        self._behind: Mapping[int, int] = {}  # the workers that the last answer has waited for in vain
         self._compaction = Compaction(journal.file)
 
     # -- from any thread ------------------------------------------------------------------------------------------------
@@ -148,7 +150,7 @@ class JournalThread:
             self._queue.put(None)
         if self._thread is not None:
             self._thread.join()
-        self._answering.stop()
+        self._answering.shutdown()
         self._compaction.stop()
         self.journal.close()
 
@@ -302,8 +304,11 @@ class JournalThread:
             self._remark(str(error))
             self._unreadable = True
         finally:
-            for decision in decisions:
-                self._answering.answer(decision.write.outcome, self._outcome(decision, default))
+            answers = [(decision.write.outcome, self._outcome(decision, default)) for decision in decisions]
+            if self._notices.folder is None:
+                self._answer(answers)
+            else:
+                self._answering.submit(self._answer, answers, time.monotonic() + VISIBLE_S)
             self._answer_refusals([result for result in results if isinstance(result, Refusal)])
 
     def _held(self, transaction: Transaction) -> int:
@@ -340,6 +345,19 @@ class JournalThread:
             else:
                 placed = default.placed(decision.write.request.id)
         return ItemOutcome(decision.sequence, decision.outcome, default not in self._waiting, placed, decision.write.unknown)
+
+    def _answer(self, answers: Sequence[tuple[Future[ItemOutcome], ItemOutcome]], until: float = 0.0) -> None:
+        """Answer writes that this process has applied when the other workers have applied them, or at `until`, of time.monotonic."""
+        for future, outcome in answers:
+            if outcome.sequence > self._reached:
+                left_s = max(until - time.monotonic(), 0.0)
+                try:  # later writes do not wait for workers that an earlier write has waited for in vain, until these move
+                    self._behind = self._notices.wait_applied(self.model, outcome.sequence, left_s, self._behind)
+                except OSError as error:
+                    log.error("%s: the other workers cannot be seen: %s", self.model, error)
+                    self._behind = {UNSEEN: UNKNOWN}
+                self._reached = self._reached if self._behind else outcome.sequence
+            future.set_result(replace(outcome, visible=False) if outcome.sequence > self._reached else outcome)
 
     def _default(self) -> LiveVersion | None:
         number = self.default()
@@ -462,42 +480,3 @@ class JournalThread:
             self.reason = reason
             self._on_apply()
         self._unreadable = False
-
-
-class _AnsweringThread:
-    """Answers writes when the other workers have applied them, in the order of their sequence."""
-
-    def __init__(self, model: str, notices: Notices) -> None:
-        self._model, self._notices = model, notices
-        self._answers: SimpleQueue[tuple[Future[ItemOutcome], ItemOutcome, float] | None] = SimpleQueue()
-        self._thread: threading.Thread | None = None
-
-    def answer(self, future: Future[ItemOutcome], outcome: ItemOutcome) -> None:
-        """Answer a write that this process has applied."""
-        if self._notices.folder is None:
-            future.set_result(outcome)
-            return
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name=f"visible-{self._model}", daemon=True)
-            self._thread.start()
-        self._answers.put((future, outcome, time.monotonic() + VISIBLE_S))
-
-    def stop(self) -> None:
-        if self._thread is not None:
-            self._answers.put(None)
-            self._thread.join()
-
-    def _run(self) -> None:
-        reached = 0
-        behind: Mapping[int, int] = {}
-        while (answer := self._answers.get()) is not None:
-            future, outcome, until = answer
-            if outcome.sequence > reached:
-                left_s = max(until - time.monotonic(), 0.0)
-                try:  # `behind`: later writes do not wait for workers that an earlier write has waited for in vain, until these move
-                    behind = self._notices.wait_applied(self._model, outcome.sequence, left_s, behind)
-                except OSError as error:  # no failure may end this thread
-                    log.error("%s: the other workers cannot be seen: %s", self._model, error)
-                    behind = {UNSEEN: UNKNOWN}
-                reached = reached if behind else outcome.sequence
-            future.set_result(replace(outcome, visible=False) if outcome.sequence > reached else outcome)

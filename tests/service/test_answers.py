@@ -227,9 +227,9 @@ def test_a_stream_that_waits_for_room_ends_when_its_client_leaves(
         assert others.take(answers.available + FREE_VALUES)
         with service.connected() as wire:
             wire.send(HEAD + chunk(BODY))
-            until(lambda: answers.waiters, "the line waits for room")
+            until(lambda: answers.waiting, "the line waits for room")
         until(lambda: left(caplog), "the stream ends")
-        assert not answers.waiters
+        assert not answers.waiting
     assert answers.available == answers.units
     assert service.engines["books"].calls == []
 
@@ -240,7 +240,7 @@ def test_lines_wait_for_room_go_on_and_count_until_they_are_answered(service: Li
         with Reservation(answers) as others:
             assert others.take(answers.available + FREE_VALUES)
             wire.send(HEAD + chunk(BODY))
-            until(lambda: answers.waiters, "the line waits for room")
+            until(lambda: answers.waiting, "the line waits for room")
             assert service.engines["books"].calls == []
         wire.send(chunk(b""))
         [document] = received(wire)
