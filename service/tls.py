@@ -14,12 +14,8 @@ from .watched_files import FromFiles
 NOUN = "certificates"
 
 
-class CertificatesUnusable(OSError):
-    """Files have no usable certificates or keys. The message names the file and shows nothing of its content."""
-
-
 Certificates = FromFiles[ssl.SSLContext]
-"""The context for the next handshake. Its `current` raises CertificatesUnusable."""
+"""The context for the next handshake. Its `current` raises OSError, whose message names the file and shows nothing of its content."""
 
 
 def certificates_of_service(certificate: Path, key: Path, client_ca: Path | None) -> Certificates:
@@ -60,7 +56,7 @@ def _load_certificate(context: ssl.SSLContext, certificate: Path, key: Path) -> 
     try:
         context.load_cert_chain(certificate, key, password="")  # so that a key with a password is refused, instead of prompting for it
     except OSError as error:
-        raise CertificatesUnusable(f"{certificate} and {key}: no certificate with its key, in PEM ({_reason(error)})") from error
+        raise OSError(f"{certificate} and {key}: no certificate with its key, in PEM ({_reason(error)})") from error
 
 
 def _load_ca(context: ssl.SSLContext, ca: Path) -> None:
@@ -68,18 +64,18 @@ def _load_ca(context: ssl.SSLContext, ca: Path) -> None:
     try:
         context.load_verify_locations(ca)
     except OSError as error:
-        raise CertificatesUnusable(f"{ca}: no certificates in PEM ({_reason(error)})") from error
+        raise OSError(f"{ca}: no certificates in PEM ({_reason(error)})") from error
     if context.cert_store_stats()["crl"]:  # OpenSSL reads revocation lists from the file, but ignores them unless told otherwise
         context.verify_flags |= ssl.VerifyFlags.VERIFY_CRL_CHECK_LEAF
 
 
 def _check_readable(*files: Path) -> None:
-    """Raise CertificatesUnusable with the name of an unreadable file, which ssl's own error lacks."""
+    """Raise OSError with the name of an unreadable file, which ssl's own error lacks."""
     for file in files:
         try:
             file.open("rb").close()
         except OSError as error:
-            raise CertificatesUnusable(f"{file}: {error.strerror}") from error
+            raise OSError(f"{file}: {error.strerror}") from error
 
 
 def _reason(error: OSError) -> str:

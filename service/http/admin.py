@@ -16,7 +16,7 @@ from ..http.dependencies import Name, as_json, body_of, candidate_of, describe, 
 from ..http.item_bodies import ItemId, check_path_id
 from ..http.schemas import CandidateRequest, LoadRequest, RemovedRequest, VersionRequest
 from ..models.changes import RemovedChange, ServedVersions
-from ..models.removals import Ids, check_condition, check_list, etag, summary, with_id, without_id
+from ..models.removals import Ids, check_list, etag, summary, with_id, without_id
 from ..watch.audit import BeforeAfter, origin
 from ..watch.trial_figures import figures
 
@@ -157,7 +157,8 @@ async def _edit(
     """Change the list of removed items if the condition holds. replace: apart from a condition, the former list does not matter."""
 
     def edit_checked(ids: Ids) -> Ids | None:
-        check_condition(condition, ids)
+        if condition.given:
+            condition.check(etag(ids), "list")
         return edit(ids)
 
     change = service_of(request).registry.changes.edit_removed(name, edit_checked, replace=replace and not condition.given)

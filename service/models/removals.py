@@ -1,4 +1,4 @@
-"""Edits of a model's list of removed items by several clients: entity tags, conditions and limits.
+"""Edits of a model's list of removed items by several clients: entity tags and limits.
 
 Knows lists of item ids. Does not know where a list is stored.
 """
@@ -11,8 +11,6 @@ from typing import Any
 
 from espalier.errors import InvalidInput
 from espalier.items import MAX_ID_BYTES
-
-from ..entity_tags import Condition
 
 Ids = tuple[str, ...]
 
@@ -32,12 +30,6 @@ def etag(ids: Sequence[str]) -> str:
 def summary(ids: Sequence[str]) -> dict[str, Any]:
     """What the audit log says of a list."""
     return {"ids": len(ids), "etag": etag(ids).strip('"')}
-
-
-def check_condition(condition: Condition, ids: Sequence[str]) -> None:
-    """Raise PreconditionFailed unless the condition holds for the list. There always is a list; it may be empty."""
-    if condition.given:
-        condition.check(etag(ids), "list")
 
 
 def check_list(ids: Sequence[str], max_ids: int) -> Ids:

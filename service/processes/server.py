@@ -165,10 +165,6 @@ class Server(uvicorn.Server):
             )
 
 
-class TooFewDescriptors(OSError):
-    """The process may have fewer descriptors than a service needs."""
-
-
 def needed_descriptors(settings: Settings) -> int:
     """Estimated number of descriptors, besides connections, that a process needs when all versions serve."""
     models = find_versions(settings.models)
@@ -182,12 +178,12 @@ def needed_descriptors(settings: Settings) -> int:
 
 
 def check_descriptors(settings: Settings) -> None:
-    """Raise TooFewDescriptors if the process cannot have enough descriptors for MIN_CONNECTIONS."""
+    """Raise OSError if the process cannot have enough descriptors for MIN_CONNECTIONS."""
     needed = needed_descriptors(settings)
     minimum = needed + MIN_CONNECTIONS * 3 // 2
     soft = _raise_limit(minimum)
     if soft != resource.RLIM_INFINITY and soft < minimum:
-        raise TooFewDescriptors(
+        raise OSError(
             f"the process may have {soft} open files (ulimit -n), expected at least {minimum}: {needed} for the models and for itself, the "
             f"rest for {MIN_CONNECTIONS} connections; {needed + settings.max_connections + 2 * RESERVE} for ESPALIER_MAX_CONNECTIONS. "
             "Raise the limit: ulimit -n, LimitNOFILE= of systemd, --ulimit nofile= of containers"

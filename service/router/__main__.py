@@ -8,13 +8,11 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from pydantic import ValidationError
-
-from espalier.errors import MISSING, InvalidConfig
+from espalier.errors import InvalidConfig
 
 from ..__main__ import environment, serve, settings_of
 from ..router.app import create_router
-from ..router.config import RouterConfig, invalid_config, read_config
+from ..router.config import RouterConfig, read_config
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "python -m service.router") -> int:
@@ -32,14 +30,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m service.
         print(f"ESPALIER_WORKERS: got {settings.workers}, expected 1: start several routers instead", file=sys.stderr)
         return 1
     try:
-        config = RouterConfig() if options.config is None else read_config(options.config)
-        addresses = [address.strip() for address in (options.shards or "").split(",") if address.strip()]
-        config = RouterConfig.model_validate(config.model_dump() | ({} if options.shards is None else {"shards": addresses}))
-        if not config.shards:
-            raise InvalidConfig("shards", MISSING, "addresses of services that hold shards, by --shards or in --config")
-    except ValidationError as error:
-        print(invalid_config(error), file=sys.stderr)
-        return 1
+        config = read_config(options.config, options.shards)
     except (InvalidConfig, OSError) as error:
         print(error, file=sys.stderr)
         return 1

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
-from espalier.errors import InvalidConfig
+from espalier.errors import MISSING, InvalidConfig, expectation
 
 from ..router.replicas import SHARE
 from ..settings import Settings, named_key, service_address
@@ -60,14 +60,27 @@ class RouterConfig(Patience):
     connections: int = Field(default=64, ge=1, le=4096, description="Most searches under way at one address.")
 
 
-def read_config(path: Path) -> RouterConfig:
-    """The configuration of a TOML file. Raises InvalidConfig, OSError."""
+def read_config(path: Path | None, shards: str | None) -> RouterConfig:
+    """The configuration of a TOML file, if there is one. shards: addresses in place of the file's, comma-separated.
+
+    Raises InvalidConfig, which shows no keys, and OSError.
+    """
     try:
-        return RouterConfig.model_validate(tomllib.loads(path.read_text("utf-8")))
+        values = {} if path is None else tomllib.loads(path.read_text("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidConfig(str(path), "other text", f"a TOML file ({error})") from None
+    if shards is not None:
+        values["shards"] = [address.strip() for address in shards.split(",") if address.strip()]
+    try:
+        config = RouterConfig.model_validate(values)
     except ValidationError as error:
-        raise invalid_config(error) from None
+        first = error.errors(include_url=False)[0]
+        field = ".".join(map(str, first["loc"]))
+        shown = "a key" if field.startswith("key") else first["input"]
+        raise InvalidConfig(field, shown, expectation({**first, "input": shown})) from None
+    if not config.shards:
+        raise InvalidConfig("shards", MISSING, "addresses of services that hold shards, by --shards or in --config")
+    return config
 
 
 def with_key_of(config: RouterConfig, settings: Settings) -> RouterConfig:
@@ -82,12 +95,3 @@ def with_key_of(config: RouterConfig, settings: Settings) -> RouterConfig:
         return config.model_copy(update={"key": _for_a_header(SecretStr(key))})
     except ValueError as error:
         raise InvalidConfig("ESPALIER_INTERNAL_KEYS", "a first key with other characters", str(error).removeprefix("expected ")) from None
-
-
-def invalid_config(error: ValidationError) -> InvalidConfig:
-    """The first problem as an InvalidConfig, which shows no keys."""
-    first = error.errors(include_url=False)[0]
-    field = ".".join(map(str, first["loc"]))
-    expected = "no such key" if first["type"] == "extra_forbidden" else first["msg"].removeprefix("Value error, ")
-    expected = expected.removeprefix("expected ").removeprefix("Input should be ")
-    return InvalidConfig(field, "a key" if field.startswith("key") else first["input"], expected)

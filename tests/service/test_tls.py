@@ -21,7 +21,7 @@ from service.live.writer_feed import FeedFailed, WriterFeed
 from service.router.config import RouterConfig
 from service.router.connections import HttpTransport
 from service.router.transport import ReplicaFailed
-from service.tls import Certificates, CertificatesUnusable, calling, certificates_of_service
+from service.tls import Certificates, calling, certificates_of_service
 from service.watched_files import LOOK_S
 from tests.certificates import Authority, Pair
 from tests.service.listening import Listening, get, listening, post, retrieval
@@ -313,7 +313,7 @@ def test_files_that_were_never_right_are_an_error_that_names_them(authority: Aut
         (calling(tmp_path / "empty.pem", None, None), "empty.pem"),
         (calling(None, pair.certificate, other.key), "service.pem"),
     ):
-        with pytest.raises(CertificatesUnusable, match=name):
+        with pytest.raises(OSError, match=name):
             made.current()
 
 
