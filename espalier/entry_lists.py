@@ -20,9 +20,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from espalier.arrays import Array, Int64
+from espalier.arrays import Array, Int64, read_only
 from espalier.compiled_code import compiled
-from espalier.read_only import read_only
 
 BORN, DIED, KEY, NEXT, OTHER_KEY, OTHER_NEXT = range(6)
 """Columns. NEXT: the next entry of the same key. OTHER_KEY and OTHER_NEXT: a second key and its next entry, in lists that have one."""

@@ -25,11 +25,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from espalier.arrays import Array, Bool, Float32, Int32, Int64
+from espalier.arrays import Array, Bool, Float32, Int32, Int64, read_only
 from espalier.errors import BundleCorrupt
 from espalier.manifest import LARGEST, MemoryFormula, MemoryInfo
 from espalier.queries import MAX_HISTORY
-from espalier.read_only import read_only
 from espalier.stored_arrays import Dtypes, check_arrays, check_length, check_rows
 
 MAX_ROW = 4096

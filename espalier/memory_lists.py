@@ -13,13 +13,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from espalier.arrays import Array, Bool, Float32, Int64
+from espalier.arrays import Array, Bool, Float32, Int64, read_only
 from espalier.compiled_code import compiled
 from espalier.entry_lists import KEY, NO_ENTRIES, EntryArrays, entry_of
 from espalier.masks.eligibility import EligibleNodes
 from espalier.memory import Memory
 from espalier.memory_sums import add_up, in_order, left_out_rows
-from espalier.read_only import read_only
 from espalier.search import NodeMask
 from espalier.stored_numbers import stored
 from espalier.thread_scratch import ThreadScratch

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from espalier.arrays import Array, Float32, Int64
+from espalier.arrays import Array, Float32, Int64, read_only
 from espalier.bundle import Bundle
 from espalier.compiled_code import compiled
 from espalier.engines.best_nodes import best_positions
@@ -27,7 +27,6 @@ from espalier.engines.stages import Leaves
 from espalier.entry_lists import NO_ENTRIES, EntryArrays, entry_of
 from espalier.live.overlay import HANDLE, Overlay
 from espalier.queries import QueryBatch
-from espalier.read_only import read_only
 from espalier.scores import log_scores
 from espalier.search import NO_ITEM
 from espalier.tail import FARTHEST, FLOOR, Tail

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from espalier.arrays import Array, Float32, Int64
+from espalier.arrays import Array, Float32, Int64, read_only
 from espalier.bundle import Bundle
 from espalier.compiled_code import compiled
 from espalier.engines.best_nodes import best_first
@@ -27,7 +27,6 @@ from espalier.manifest import LinearScorer
 from espalier.memory import NO_REPEAT
 from espalier.memory_lists import NO_LIVE_ITEMS, LiveEntries, MemoryTree
 from espalier.memory_sums import of_leaves
-from espalier.read_only import read_only
 from espalier.search import LevelTrace
 
 _NO_ROWS = np.empty(0, np.int64)

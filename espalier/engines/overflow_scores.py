@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from espalier.arrays import Array, Bool, Float32, Int64
+from espalier.arrays import Array, Bool, Float32, Int64, read_only
 from espalier.bundle import Bundle
 from espalier.compiled_code import compiled
 from espalier.engines.compiled.mlp import FAST, mlp_logits, packed
@@ -28,7 +28,6 @@ from espalier.errors import UnsupportedGraph
 from espalier.live.overlay import LiveLeaves
 from espalier.manifest import Ranking
 from espalier.queries import QueryBatch
-from espalier.read_only import read_only
 from espalier.search import Frontier
 from espalier.thread_scratch import ThreadScratch
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from espalier.arrays import Int64
+from espalier.arrays import Int64, read_only
 from espalier.bundle import Bundle
 from espalier.engines.encode import Encoder, check_queries
 from espalier.engines.forest_mean import BLOCK, ForestMean, LiveLists, LiveRows, most_leaves
@@ -30,7 +30,6 @@ from espalier.live.overlay import Overlay
 from espalier.masks.eligibility import eligible_nodes, unrestricted_mask
 from espalier.memory_lists import NO_LIVE_ITEMS, LiveEntries, MemoryTree
 from espalier.queries import HistoryKind, QueryBatch, VectorKind, blank_queries
-from espalier.read_only import read_only
 from espalier.scores import finish
 from espalier.search import NO_CONTEXT, SearchContext, SearchParams, SearchResult
 

@@ -12,12 +12,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from espalier.arrays import Array, Int64
+from espalier.arrays import Array, Int64, read_only
 from espalier.bundle import Bundle
 from espalier.compiled_code import compiled
 from espalier.engines.best_nodes import best_first, best_positions
 from espalier.queries import QueryBatch
-from espalier.read_only import read_only
 from espalier.scores import scores_of_ranks
 from espalier.search import NO_ITEM, SearchResult
 from espalier.stacking import BESIDE_OF, FARTHEST, FEATURES, FLOOR, LOWEST, NEAREST, NETWORK, VOTES, Stacking, StackingTables

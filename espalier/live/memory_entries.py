@@ -13,12 +13,12 @@ from collections.abc import Callable
 
 import numpy as np
 
+from espalier.arrays import read_only
 from espalier.entry_lists import FIRST, EntryLists, with_room
 from espalier.live.overlay import LiveMemory
 from espalier.live.rows import Entries
 from espalier.memory import as_stored
 from espalier.memory_sums import SOURCE, TARGET
-from espalier.read_only import read_only
 
 Pair = tuple[int, int]
 """The item rows of a source and a target."""

@@ -23,10 +23,9 @@ from functools import cached_property
 
 import numpy as np
 
-from espalier.arrays import Bool, Float32, Float64, Int32, Int64
+from espalier.arrays import Bool, Float32, Float64, Int32, Int64, read_only
 from espalier.entry_lists import KEY, NEXT, OTHER_KEY, OTHER_NEXT, EntryArrays, entries_of, entries_under, open_entries
 from espalier.memory_sums import SOURCE, TARGET
-from espalier.read_only import read_only
 from espalier.search import NodeMask
 
 PARENT, HANDLE, SLOT = KEY, OTHER_KEY, OTHER_NEXT + 1

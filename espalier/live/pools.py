@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from espalier.arrays import Float32, Float64, Int32, Int64
+from espalier.arrays import Float32, Float64, Int32, Int64, read_only
 from espalier.entry_lists import FIRST, with_room
 from espalier.live.overlay import SparsePool
 from espalier.live.rows import LiveRow
-from espalier.read_only import read_only
 from espalier.stored_arrays import spans
 
 

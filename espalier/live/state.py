@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from espalier.arrays import read_only
 from espalier.bundle import Bundle
 from espalier.entry_lists import KEY, EntryLists, with_room
 from espalier.errors import InvalidData
@@ -31,7 +32,6 @@ from espalier.live.rows import Placement
 from espalier.live.standing import Standing, TouchedParents
 from espalier.manifest import LinearScorer
 from espalier.masks.eligibility import unrestricted_mask
-from espalier.read_only import read_only
 from espalier.search import NodeMask
 
 MAX_HANDLES = 1 << 18

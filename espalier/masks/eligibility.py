@@ -16,11 +16,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from espalier.arrays import Bool, Int32, Int64
+from espalier.arrays import Bool, Int32, Int64, read_only
 from espalier.compiled_code import compiled
 from espalier.entry_lists import BORN, DIED, KEY, NEXT, OTHER_KEY, EntryArrays, entry_of
 from espalier.errors import InvalidQuery
-from espalier.read_only import read_only
 from espalier.search import NO_ITEM, NodeMask, SearchParams
 from espalier.tree import Tree
 

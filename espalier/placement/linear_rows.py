@@ -18,11 +18,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from espalier.arrays import Array, Float32, Int32, Int64
+from espalier.arrays import Array, Float32, Int32, Int64, read_only
 from espalier.chunks import Chunks
 from espalier.compiled_code import compiled
 from espalier.live.rows import NO_FEATURES, NO_VALUES, LiveRow
-from espalier.read_only import read_only
 from espalier.stored_arrays import row_blocks
 from espalier.tree import EMPTY_LEAF, Tree
 

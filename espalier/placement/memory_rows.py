@@ -20,13 +20,12 @@ from functools import cached_property
 
 import numpy as np
 
-from espalier.arrays import Array, Float64, Int64
+from espalier.arrays import Array, Float64, Int64, read_only
 from espalier.compiled_code import compiled
 from espalier.memory import LARGEST_VALUE, Memory
 from espalier.memory_lists import INDEX_BITS, LAST_INDEX
 from espalier.memory_sums import in_order
 from espalier.placement.popularity import Popularity
-from espalier.read_only import read_only
 from espalier.stored_numbers import number, stored
 
 Entries = tuple[Int64, Float64]

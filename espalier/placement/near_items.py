@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from espalier.arrays import Array, Float32, Int64
+from espalier.arrays import Array, Float32, Int64, read_only
 from espalier.compiled_code import compiled
-from espalier.read_only import read_only
 from espalier.text.sparse_rows import SparseRows
 
 NO_NEIGHBOUR = -1

@@ -14,9 +14,8 @@ from functools import cached_property
 
 import numpy as np
 
-from espalier.arrays import Array, Float32, Int32, Int64
+from espalier.arrays import Array, Float32, Int32, Int64, read_only
 from espalier.errors import InvalidQuery
-from espalier.read_only import read_only
 from espalier.stored_arrays import rises, row_blocks, spans
 
 MAX_FEATURES = 1 << 26

@@ -35,10 +35,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from espalier.arrays import Array
+from espalier.arrays import Array, read_only
 from espalier.entry_lists import with_room
 from espalier.errors import BundleCorrupt, InvalidConfig, InvalidData, InvalidQuery
-from espalier.read_only import read_only
 from espalier.stored_arrays import Dtypes, check_arrays
 from espalier.text.blocks import TextBlock
 from espalier.text.endings import same_words

@@ -36,7 +36,7 @@ from benchmarks.random_bundles import (
     random_queries,
     random_tree,
 )
-from espalier.arrays import Array, Float32, Int64
+from espalier.arrays import Array, Float32, Int64, read_only
 from espalier.bundle import Bundle
 from espalier.bundle_writer import write_bundle
 from espalier.engines import open_engine
@@ -50,7 +50,6 @@ from espalier.engines.runtime import opened_session
 from espalier.engines.scorer_weights import Layer, ScorerWeights, scorer_graph, verified_weights
 from espalier.errors import BundleCorrupt, DeviceUnavailable, UnsupportedGraph
 from espalier.manifest import InnerProductForm, MlpForm
-from espalier.read_only import read_only
 from espalier.search import SearchParams
 from espalier.stored_numbers import number
 from tests import ROOT

@@ -20,7 +20,7 @@ from onnx import helper
 
 from benchmarks.random_bundles import linear_graphs, make_bundle, query_graph, random_masks, random_memory, random_queries, random_tree
 from espalier import entry_lists
-from espalier.arrays import Int64
+from espalier.arrays import Int64, read_only
 from espalier.bundle import Bundle
 from espalier.bundle_writer import write_bundle
 from espalier.checks.golden import verify_golden
@@ -33,7 +33,6 @@ from espalier.memory import Memory
 from espalier.memory_lists import MemoryTree
 from espalier.memory_sums import add_up, of_leaves
 from espalier.queries import PADDING, HistoryKind, QueryBatch
-from espalier.read_only import read_only
 from espalier.search import NO_CONTEXT, SearchContext, SearchParams, SearchResult
 from espalier.tree import complete_tree, tree_from_children
 from tests.espalier.bundle.parts import content_of, draft_of, remembering

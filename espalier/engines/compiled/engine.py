@@ -14,13 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from espalier.arrays import Array
+from espalier.arrays import Array, read_only
 from espalier.bundle import Bundle
 from espalier.engines.compiled.beam import search_queries
 from espalier.engines.compiled.mlp import packed
 from espalier.engines.scorer_weights import ScorerWeights, scorer_weights
 from espalier.engines.stages import Leaves, TreeQuery, TreeSearch
-from espalier.read_only import read_only
 from espalier.search import Frontier, LevelTrace
 from espalier.stored_numbers import stored
 from espalier.tree import Tree

@@ -18,10 +18,9 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from espalier.arrays import Array
+from espalier.arrays import Array, read_only
 from espalier.compiled_code import compiled
 from espalier.engines.scorer_weights import ScorerWeights
-from espalier.read_only import read_only
 from espalier.stored_numbers import number, scale
 
 FAST = {"reassoc", "contract", "arcp", "nsz"}

@@ -16,13 +16,12 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from espalier.arrays import Array, Bool, Float32, Int64
+from espalier.arrays import Array, Bool, Float32, Int64, read_only
 from espalier.chunks import Chunks, TreeChunks
 from espalier.engines.linear.beam import search_queries
 from espalier.engines.linear.feature_tables import FeatureTables
 from espalier.errors import InvalidQuery
 from espalier.manifest import Ranking
-from espalier.read_only import read_only
 from espalier.search import Frontier
 from espalier.text.sparse_rows import SparseRows
 from espalier.tree import Tree

@@ -20,10 +20,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from espalier.arrays import Array
+from espalier.arrays import Array, read_only
 from espalier.chunks import Chunks
 from espalier.compiled_code import compiled
-from espalier.read_only import read_only
 from espalier.stored_numbers import stored
 from espalier.tree import Tree
 
