@@ -5,7 +5,7 @@ numba's switches, and then one of the sources. It is written once, completely, s
 to the end, even if the file is replaced or deleted.
 
 Layout: bytes of the header (uint64, little-endian), the header's SHA-256, the header, the sections. The header is JSON: the file's name,
-the SHA-256 of every source file that the code depends on (`code_sources.py`), and for every section its offset, its bytes and its SHA-256.
+the SHA-256 of every source file that the code depends on (`compile.py`), and for every section its offset, its bytes and its SHA-256.
 Knows nothing of the content of sections.
 """
 

@@ -8,8 +8,10 @@ sets another processor for numba before it imports numba.
 from __future__ import annotations
 
 import argparse
+import ast
 import ctypes
 import gc
+import hashlib
 import importlib.util
 import itertools
 import logging
@@ -39,9 +41,8 @@ from espalier.code_files import (
     name_beginnings,
     whole_name,
 )
-from espalier.code_sources import needed_sources
 from espalier.compiled_code import Missing, ignore_file, open_file, when_missing
-from espalier.durable import flush
+from espalier.durable import atomic_write, flush
 from espalier.errors import MissingExtra
 from espalier.file_lock import try_lock
 from espalier.hardware import baseline, compile_for, cores
@@ -136,6 +137,31 @@ def _has_code(package: Path) -> bool:
     return code_file is not None
 
 
+def needed_sources(package: Path) -> dict[str, str]:
+    """SHA-256 of the files on which the functions of a package's signatures depend, by `package/path`: their modules, and all modules of
+    the package and of espalier from which these import.
+    """
+    folders = {folder.name: folder for folder in (Path(__file__).resolve().parent, package)}  # resolved: a checkout may have links
+    sources = {f"{package.name}/{FILE}": (package / FILE).read_bytes()}
+    waiting = [function.partition(":")[0] for function, _ in read_signatures(package)]
+    while waiting:
+        top, *names = waiting.pop().split(".")
+        if top not in folders:
+            continue
+        path = folders[top].joinpath(*names)
+        file = next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
+        if file is None or (name := str(file.relative_to(folders[top].parent))) in sources:
+            continue
+        sources[name] = file.read_bytes()
+        own_package = [top, *(names if file.name == "__init__.py" else names[:-1])]
+        for node in ast.walk(ast.parse(sources[name])):
+            if isinstance(node, ast.ImportFrom):
+                base = own_package[: len(own_package) + 1 - node.level] if node.level else []
+                module = ".".join([*base, *filter(None, [node.module])])
+                waiting += [module, *(f"{module}.{alias.name}" for alias in node.names)]
+    return {name: hashlib.sha256(content).hexdigest() for name, content in sources.items()}
+
+
 def _write(package: Path) -> bool:
     """Compile a package and write its code to the first folder that can be written to. False if there is none."""
     sources = needed_sources(package)
@@ -184,18 +210,9 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _write_file(folder: Path, name: str, content: bytes) -> None:
-    """Write a file, sync and rename it, and delete the package's oldest files. The caller holds the lock."""
-    temporary = folder / "unfinished"
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(folder / name)
-    except OSError:
-        with suppress(OSError):
-            temporary.unlink()
-        raise
+    """Write a file, and delete the package's oldest files. The caller holds the lock."""
+    with atomic_write(folder / name) as part_file:
+        part_file.write_bytes(content)
     flush(folder)
     package = name.partition("-")[0]
     older = sorted((path for path in folder.glob(f"{package}-*") if path.name != name), key=lambda path: path.stat().st_mtime)

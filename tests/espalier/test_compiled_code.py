@@ -23,7 +23,7 @@ from numba import typeof as typeof_untyped
 
 from espalier import compile as command
 from espalier.code_files import FOLDER, CodeFile, DamagedFile, OtherSources, content_of, imported_sources
-from espalier.code_sources import needed_sources
+from espalier.compile import needed_sources
 from espalier.hardware import baseline
 from espalier.signatures import accepts, read_signatures, text_of, types_of
 from tests import ROOT
