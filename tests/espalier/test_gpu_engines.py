@@ -70,7 +70,7 @@ from espalier.engines.triton.cells import FixedShapes, Tuning
 from espalier.engines.triton.chunk_tiles import TileSizes
 from espalier.engines.triton.gpu_engine import refuse_what_does_not_fit
 from espalier.engines.triton.graph_engine import TritonSearch
-from espalier.engines.triton.kernels.numbers import log_sigmoid
+from espalier.engines.triton.kernels.scoring import log_sigmoid
 from espalier.engines.triton.linear_engine import FEATURES, SparseCudaSearch
 from tests.espalier.gpu_families import GRAPHS, LINEAR, Family, each_family
 

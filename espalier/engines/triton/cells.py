@@ -477,7 +477,6 @@ def _padded_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
 
 
 def _views(buffer: Tensor, entries: Entries) -> dict[str, Tensor]:
-    """The arrays in a buffer, one after the other."""
     views, start = {}, 0
     for name, (shape, dtype) in entries.items():
         views[name] = buffer[start : start + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)

@@ -15,15 +15,14 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from espalier.arrays import Array, Int64
 from espalier.chunks import Chunks
 from espalier.compiled_code import compiled
 from espalier.stored_arrays import row_blocks
 from espalier.stored_numbers import number, stored
 from espalier.tree import Tree
 
-Array = NDArray[Any]
 TILE = 32
 """Children of a tile, which are the bits of a row's mask."""
 PER_BUCKET = 2
@@ -42,9 +41,9 @@ class TileSizes:
 
     first_tile: tuple[int, ...]
     per_node: tuple[int, ...]
-    unit_from: NDArray[np.int64]
-    row_from: NDArray[np.int64]
-    weight_from: NDArray[np.int64]
+    unit_from: Int64
+    row_from: Int64
+    weight_from: Int64
 
     @staticmethod
     def of(tree: Tree, chunks: Chunks) -> TileSizes:
@@ -111,13 +110,13 @@ def laid_out(tree: Tree, chunks: Chunks, sizes: TileSizes) -> Iterator[tuple[ran
         yield tiles, block
 
 
-def _tile_of_node(tree: Tree, per_node: tuple[int, ...], first_tile: NDArray[np.int64]) -> NDArray[np.int64]:
+def _tile_of_node(tree: Tree, per_node: tuple[int, ...], first_tile: Int64) -> Int64:
     """int64[P + 1]: each inner node's first tile."""
     tiles = [first_tile[h] + np.arange(tree.level_size(h)) * per_node[h] for h in range(tree.height)]
     return np.concatenate([*tiles, first_tile[-1:]])
 
 
-def _scorers(chunks: Chunks, tile_of_node: NDArray[np.int64]) -> Scorers:
+def _scorers(chunks: Chunks, tile_of_node: Int64) -> Scorers:
     """Plain arrays for numba: mapped ones are of another class."""
     arrays = (chunks.chunk_row, chunks.row_entry, chunks.entry_child, chunks.row_feature, stored(chunks.entry_weight))
     return Scorers(tile_of_node, *(array.view(np.ndarray) for array in arrays))
@@ -183,7 +182,6 @@ def _tile_row(scorers: Scorers, p: int, row: int, e: Any) -> Any:
 
 @compiled(forceinline=True)
 def _unit_of(tile: int, feature: int, begins: Begins) -> Any:
-    """The unit of a feature's bucket in a tile."""
     return begins.unit[tile] - begins.unit[0] + bucket_of(feature, begins.unit[tile + 1] - begins.unit[tile] - 1)
 
 

@@ -15,13 +15,13 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from espalier.arrays import Array, Bool, Float32, Int32, Int64
 from espalier.bundle import Bundle
 from espalier.engines.forest_mean import BLOCK, most_leaves
 from espalier.engines.stages import NO_RANK, NO_ROW, Leaves, TreeQuery
@@ -32,8 +32,6 @@ from espalier.masks.eligibility import EligibleNodes, every_item
 from espalier.queries import HistoryKind
 from espalier.search import Frontier, NodeMask, Precision
 
-Array = NDArray[Any]
-Int64 = NDArray[np.int64]
 DTYPES: dict[Precision, torch.dtype] = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 MAX_NODES = 2**31 - 1
 FREEING_PAUSE_S = 1e-3
@@ -41,13 +39,8 @@ FREEING_PAUSE_S = 1e-3
 LIST_ROOM = 1 << 16
 """Initial size of the buffer of `DeviceLists`, in numbers and values."""
 AnyCell = TypeVar("AnyCell", bound=Cell[Any])
-
-
-class GroupResults(NamedTuple):
-    """The results of some queries of a call. members: int64, their positions in it."""
-
-    members: Int64
-    results: CellResults
+Group = tuple[Int64, CellResults]
+"""Some queries of a call, by their positions in it, and their results."""
 
 
 def gpu_available() -> bool:
@@ -70,9 +63,7 @@ class DeviceLists:
         self._host_numbers = torch.empty(numbers, dtype=torch.int32, pin_memory=self._device.type == "cuda")
         self._device_numbers, self._room = torch.empty(numbers, dtype=torch.int32, device=self._device), numbers
 
-    def put(
-        self, offset_B: NDArray[np.int64], numbers: NDArray[np.int32] | NDArray[np.int64], values: NDArray[np.float32]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def put(self, offset_B: Int64, numbers: Int32 | Int64, values: Float32) -> tuple[Int64, Int64]:
         """Int64[B] and int64[B]: the addresses of each query's numbers and of their values, in the current stream.
 
         offset_B  int64[B + 1]: query b's are offset_B[b] … offset_B[b + 1] − 1
@@ -149,7 +140,6 @@ class GpuSearch(ABC, Generic[AnyCell]):
         """A new cell of tree t, not captured yet."""
 
     def _cell_contexts(self) -> list[CellContext]:
-        """What the cells of each tree share."""
         memory_weight = None if self.bundle.memory is None else float(self.bundle.memory.key_weight)
         pool = torch.cuda.graph_pool_handle() if self._graphs else None
         histories, gamma = isinstance(self.bundle.manifest.query, HistoryKind), self.bundle.manifest.ranking.gamma
@@ -212,12 +202,12 @@ class GpuSearch(ABC, Generic[AnyCell]):
         batch, encoded_B = len(query), query.encoded_B
         if encoded_B is None:
             encoded_B = np.full(batch, query.states_BLS is not None)
-        groups_T: list[list[GroupResults]] = [[] for _ in self._trees]
+        groups_T: list[list[Group]] = [[] for _ in self._trees]
         with self.running():
             for members, bucket, variant in self._groups(query.beam_size_B, encoded_B, query.frontier):
                 group = query if len(members) == batch else query.take(members)
                 for t, groups in enumerate(groups_T):
-                    groups.append(GroupResults(members, self._search_group(group, bucket, variant, t)))
+                    groups.append((members, self._search_group(group, bucket, variant, t)))
         width = 0 if self._is_forest else int(query.m_B.max(initial=0))
         rows_BTM, ranks_BTM = _of_trees(groups_T, "rows_BM", NO_ROW, batch, width), _of_trees(groups_T, "ranks_BM", NO_RANK, batch, width)
         leaves = Leaves(
@@ -225,7 +215,7 @@ class GpuSearch(ABC, Generic[AnyCell]):
             ranks_BTM,
             ranks_BTM if self._memory is None else _of_trees(groups_T, "keys_BM", NO_RANK, batch, width),
             np.full((batch, len(groups_T)), rows_BTM.shape[2]) if self._is_forest else np.count_nonzero(rows_BTM >= 0, axis=2),
-            traces=tuple(group.results.trace for groups in groups_T for group in groups) if query.trace else (),
+            traces=tuple(results.trace for groups in groups_T for _, results in groups) if query.trace else (),
             frontiers=tuple(_frontier(groups, batch) for groups in groups_T) if query.frontier else (),
         )
         if not self.encodes:
@@ -237,7 +227,6 @@ class GpuSearch(ABC, Generic[AnyCell]):
         return leaves._replace(finite_B=finite_B, leaf_states_BS=_assembled(states, batch, NO_RANK) if query.frontier else None)
 
     def _search_group(self, query: TreeQuery, bucket: int, variant: CellVariant, t: int) -> CellResults:
-        """Search tree t for the queries of a group."""
         eligible = query.eligible_T[t]
         excluded = ExcludedLists.of(eligible.excluded, len(query), self._trees[t].node_count)
         cell = self.cell(len(query), bucket, 0 if self._is_forest else int(query.m_B.max()), variant, t)
@@ -251,7 +240,7 @@ class GpuSearch(ABC, Generic[AnyCell]):
         del masks  # not earlier: their addresses were in use
         return results
 
-    def _groups(self, beam_size_B: Int64, encoded_B: NDArray[np.bool_], frontier: bool) -> Iterator[tuple[Int64, int, CellVariant]]:
+    def _groups(self, beam_size_B: Int64, encoded_B: Bool, frontier: bool) -> Iterator[tuple[Int64, int, CellVariant]]:
         """The groups of queries that share a run: their positions (int64), their beam bucket, and the variant of their cell."""
         bucket_B = np.frexp(beam_size_B.astype(np.float64))[1] - 1
         kind_B, max_batch = 2 * bucket_B + encoded_B, self.shapes.batches[-1]
@@ -313,7 +302,7 @@ def refuse_what_does_not_fit(bundle: Bundle, needed: int, of: str, free: int, to
         )
 
 
-def _of_trees(groups_T: Sequence[Sequence[GroupResults]], name: str, padding: np.generic, batch: int, width: int) -> Array:
+def _of_trees(groups_T: Sequence[Sequence[Group]], name: str, padding: np.generic, batch: int, width: int) -> Array:
     """[B, T, M]: one field of the results of all groups in all trees."""
     trees = len(groups_T)
     arrays = [(members * trees + t, getattr(results, name)) for t, groups in enumerate(groups_T) for members, results in groups]
@@ -321,8 +310,7 @@ def _of_trees(groups_T: Sequence[Sequence[GroupResults]], name: str, padding: np
     return rows.reshape(batch, trees, rows.shape[1])
 
 
-def _frontier(groups: Sequence[GroupResults], batch: int) -> Frontier:
-    """The beams of all groups of a call."""
+def _frontier(groups: Sequence[Group], batch: int) -> Frontier:
     beams = [(members, results.frontier) for members, results in groups if results.frontier is not None]
     return Frontier(
         _assembled([(members, beam.nodes_BK) for members, beam in beams], batch, NO_ROW),

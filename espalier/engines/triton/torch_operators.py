@@ -79,10 +79,6 @@ def _unsqueeze(attributes: dict[str, Any], data: Tensor, axes: Sequence[int]) ->
     return data
 
 
-def _squeeze(attributes: dict[str, Any], data: Tensor, axes: Sequence[int] | None = None) -> Tensor:
-    return data.squeeze() if axes is None else data.squeeze([axis % data.ndim for axis in axes])
-
-
 def _reduce_sum(attributes: dict[str, Any], data: Tensor, axes: Sequence[int] | None = None) -> Tensor:
     if not axes:
         raise UnsupportedGraph("query.onnx has a ReduceSum without axes")
@@ -99,10 +95,6 @@ def _reduce_sum(attributes: dict[str, Any], data: Tensor, axes: Sequence[int] | 
 def _reduce_mean(attributes: dict[str, Any], data: Tensor, axes: Sequence[int] | None = None) -> Tensor:
     summed = _reduce_sum(attributes, data, axes)
     return summed / (data.numel() // max(1, summed.numel()))
-
-
-def _reduce_l2(attributes: dict[str, Any], data: Tensor, axes: Sequence[int] | None = None) -> Tensor:
-    return torch.sqrt(_reduce_sum(attributes, data * data, axes))
 
 
 def _reduce_max(attributes: dict[str, Any], data: Tensor, axes: Sequence[int] | None = None) -> Tensor:
@@ -131,10 +123,6 @@ def _cumulative_sum(attributes: dict[str, Any], data: Tensor, axis: Sequence[int
     return data.cumsum(axis[0])
 
 
-def _gelu(attributes: dict[str, Any], data: Tensor) -> Tensor:
-    return torch.nn.functional.gelu(data, approximate=attributes.get("approximate", b"none").decode())
-
-
 def _gemm(attributes: dict[str, Any], left: Tensor, right: Tensor, added: Tensor | None = None) -> Tensor:
     left = left.T if attributes.get("transA", 0) else left
     right = right.T if attributes.get("transB", 0) else right
@@ -142,18 +130,10 @@ def _gemm(attributes: dict[str, Any], left: Tensor, right: Tensor, added: Tensor
     return product if added is None else product + float(attributes.get("beta", 1.0)) * added
 
 
-def _expand(attributes: dict[str, Any], data: Tensor, shape: Sequence[int]) -> Tensor:
-    return data.expand(np.broadcast_shapes(tuple(data.shape), tuple(shape)))
-
-
 def _concat(attributes: dict[str, Any], *tensors: Tensor) -> Tensor:
     if len({tensor.device for tensor in tensors}) > 1:  # a copy between them would wait, which a CUDA graph cannot
         raise UnsupportedGraph("query.onnx joins what it works out from shapes with what a query holds")
     return torch.cat(tensors, attributes["axis"])
-
-
-def _divide(attributes: dict[str, Any], a: Tensor, b: Tensor) -> Tensor:
-    return a / b if a.is_floating_point() else torch.div(a, b, rounding_mode="trunc")
 
 
 def _clip(attributes: dict[str, Any], data: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> Tensor:
@@ -166,14 +146,6 @@ def _cast(attributes: dict[str, Any], data: Tensor) -> Tensor:
     if dtype is None:
         raise UnsupportedGraph(f"query.onnx casts to ONNX type {attributes['to']}")
     return data.to(dtype)
-
-
-def _transpose(attributes: dict[str, Any], data: Tensor) -> Tensor:
-    return data.permute(attributes.get("perm", list(reversed(range(data.ndim)))))
-
-
-def _prelu(attributes: dict[str, Any], x: Tensor, slope: Tensor) -> Tensor:
-    return torch.where(x >= 0, x, x * slope)
 
 
 def constant_of(attributes: dict[str, Any]) -> NDArray[Any]:
@@ -198,14 +170,14 @@ OPERATORS: dict[str, Operator] = {
     "Clip": _clip,
     "Concat": _concat,
     "CumSum": _cumulative_sum,
-    "Div": _divide,
+    "Div": lambda _, a, b: a / b if a.is_floating_point() else torch.div(a, b, rounding_mode="trunc"),
     "Equal": lambda _, a, b: a == b,
     "Erf": lambda _, a: torch.erf(a),
-    "Expand": _expand,
+    "Expand": lambda _, data, shape: data.expand(np.broadcast_shapes(tuple(data.shape), tuple(shape))),
     "Gather": _gather,
     "GatherElements": _gather_elements,
     "GatherND": _gather_nd,
-    "Gelu": _gelu,
+    "Gelu": lambda attributes, a: torch.nn.functional.gelu(a, approximate=attributes.get("approximate", b"none").decode()),
     "Gemm": _gemm,
     "Greater": lambda _, a, b: a > b,
     "GreaterOrEqual": lambda _, a, b: a >= b,
@@ -221,9 +193,9 @@ OPERATORS: dict[str, Operator] = {
     "Neg": lambda _, a: -a,
     "Not": lambda _, a: ~a,
     "Or": lambda _, a, b: a | b,
-    "PRelu": _prelu,
+    "PRelu": lambda _, x, slope: torch.where(x >= 0, x, x * slope),
     "Pow": lambda _, a, b: torch.pow(a, b),
-    "ReduceL2": _reduce_l2,
+    "ReduceL2": lambda attributes, data, axes=None: torch.sqrt(_reduce_sum(attributes, data * data, axes)),
     "ReduceMax": _reduce_max,
     "ReduceMean": _reduce_mean,
     "ReduceSum": _reduce_sum,
@@ -234,10 +206,10 @@ OPERATORS: dict[str, Operator] = {
     "Softmax": _softmax,
     "Split": _split,
     "Sqrt": lambda _, a: torch.sqrt(a),
-    "Squeeze": _squeeze,
+    "Squeeze": lambda _, data, axes=None: data.squeeze() if axes is None else data.squeeze([axis % data.ndim for axis in axes]),
     "Sub": lambda _, a, b: a - b,
     "Tanh": lambda _, a: torch.tanh(a),
-    "Transpose": _transpose,
+    "Transpose": lambda attributes, data: data.permute(attributes.get("perm", list(reversed(range(data.ndim))))),
     "Unsqueeze": _unsqueeze,
     "Where": lambda _, condition, a, b: torch.where(condition, a, b),
 }

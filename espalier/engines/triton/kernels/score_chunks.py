@@ -9,8 +9,7 @@ import triton
 import triton.language as tl
 
 from espalier.engines.triton.kernels.dependency import begin_after
-from espalier.engines.triton.kernels.eligible import is_eligible
-from espalier.engines.triton.kernels.numbers import is_finite, log_sigmoid
+from espalier.engines.triton.kernels.scoring import is_eligible, is_finite, log_sigmoid
 
 MINUS_INF = tl.constexpr(float("-inf"))
 HASH = tl.constexpr(2654435769)
