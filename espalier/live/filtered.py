@@ -21,8 +21,8 @@ import numpy as np
 from espalier.arrays import Bool, Int64
 from espalier.live.fields import FieldColumn
 from espalier.live.items import NO_FIELDS, LiveItem, LiveItems
+from espalier.live.masks import SnapshotMask, TouchedParents
 from espalier.live.overlay import Overlay
-from espalier.live.standing import SnapshotMask, TouchedParents
 from espalier.masks.filters import Condition, Filter, ItemFilters, cost_of
 from espalier.search import NodeMask
 from espalier.tree import Tree
@@ -139,6 +139,5 @@ class LiveFilters:
 
 
 def _cost_of(filter: Filter, cached: SnapshotMask) -> int:
-    """Bytes that a mask takes."""
     live_R = cached.mask.live_R
     return cost_of(filter, cached.mask) + (0 if live_R is None else len(live_R))

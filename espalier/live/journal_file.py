@@ -339,7 +339,6 @@ def _check_noted(connection: sqlite3.Connection, file: Path, has_tables: bool, n
 
 
 def _make_tables(connection: sqlite3.Connection) -> None:
-    """Make an empty file a journal, in one transaction."""
     connection.execute("BEGIN IMMEDIATE")
     for statement in TABLES:
         connection.execute(statement)

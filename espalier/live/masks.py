@@ -1,16 +1,19 @@
 """Node masks of trained trees with live leaves under them.
 
 A node is eligible if an eligible item, trained or live, lies below it. So a parent whose trained leaves are all gone stays eligible while
-it has an eligible live leaf, and so do its ancestors. Knows trees and overlays. Does not know filters.
+it has an eligible live leaf, and so do its ancestors. A mask is made when the first query needs it, not when an item is put. From one
+snapshot to the next it is updated, in O(changes) and a copy of N bytes. Knows trees and overlays. Does not know filters.
 
 Legend: B queries, N nodes, R handles, P parents (nodes of the level above the leaves), C trained leaves, K keys.
 """
 
 from __future__ import annotations
 
+import threading
+import weakref
+from array import array
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -20,12 +23,8 @@ from espalier.masks.eligibility import NO_NODE, EligibleNodes, LiveExclusions, e
 from espalier.search import NodeMask, SearchParams
 from espalier.tree import Tree
 
-
-class EarlierMask(NamedTuple):
-    """The mask of another snapshot and, of each tree, all parents (int64[P]) below which that snapshot differs."""
-
-    mask: NodeMask
-    touched: Sequence[Int64]
+LONGEST = 1 << 18
+"""Most changes in the log. A full log is forgotten, and masks are rebuilt."""
 
 
 def recompute(tree: Tree, eligible_N: Bool, touched_P: Int64, has_live_P: Bool) -> None:
@@ -63,14 +62,20 @@ def of_handles(eligible_R: Bool, handle_X: Int64) -> Bool:
 
 
 def live_mask(
-    trees: Sequence[Tree], overlay: Overlay, trained: NodeMask | None, passing_R: Bool, earlier: EarlierMask | None = None
+    trees: Sequence[Tree],
+    overlay: Overlay,
+    trained: NodeMask | None,
+    passing_R: Bool,
+    earlier: NodeMask | None = None,
+    touched: Sequence[Int64] = (),
 ) -> NodeMask:
     """The mask of a query whose filter lets some items pass.
 
     trained    the mask of the trained items that pass, by the fields that they were trained with, and are not removed; None: all
     passing_R  bool[R]: the handles whose items pass, by their present fields, and are not removed
-    earlier    a mask to update; None: build the mask
-    Takes O(N) for a copy, and O(n · levels), where n is the number of live and changed items, or of items below `earlier.touched`.
+    earlier    the mask of another snapshot, to update; None: build the mask
+    touched    of each tree, all parents (int64[P]) below which that snapshot differs
+    Takes O(N) for a copy, and O(n · levels), where n is the number of live and changed items, or of items below `touched`.
     """
     passing_R = passing_R[: overlay.handles]
     live_R = overlay.eligible_R[: len(passing_R)] & passing_R
@@ -84,7 +89,7 @@ def live_mask(
             is_touched_P[tree.parent[leaf_T]] = is_touched_P[leaves.column(PARENT, entries)] = True
             touched_P = np.flatnonzero(is_touched_P)
         else:
-            start, touched_P = earlier.mask.of_tree(t), earlier.touched[t]
+            start, touched_P = earlier.of_tree(t), touched[t]
             entries, _ = leaves.under(touched_P)
             items = start.items - (0 if start.live_R is None else int(np.count_nonzero(start.live_R)))
         children, _ = tree.children(touched_P)
@@ -143,3 +148,89 @@ def eligible_with_live_items(tree: Tree, params: SearchParams, unrestricted: Nod
             live_BR[b] = live_R = live_R.copy()
             live_R[handles[handles != NO_NODE]] = False
     return EligibleNodes(items_B - excluded.count_B, mask_B, excluded, tuple(live_BR))
+
+
+# -- from one snapshot to the next --------------------------------------------------------------------------------------------
+
+
+class TouchedParents:
+    """A log of the parents under which a leaf changed, in order, so that masks can be updated from one snapshot to a later one.
+
+    A moment is the number of changes so far. Written by one thread, read by any.
+
+    trees  number of trees of the version
+    """
+
+    def __init__(self, trees: int) -> None:
+        self._trees = trees
+        self._log = 0, array("q")  # number of forgotten changes; parent · trees + tree of each later one. Replaced as a whole
+
+    def touch(self, tree: int, parent: int) -> None:
+        """Log that a leaf under a parent, trained or live, has changed, or the fields of its item."""
+        forgotten, log = self._log
+        if len(log) >= LONGEST:
+            forgotten, log = self._log = forgotten + len(log), array("q")
+        log.append(parent * self._trees + tree)
+
+    @property
+    def now(self) -> int:
+        """The present moment."""
+        forgotten, log = self._log
+        return forgotten + len(log)
+
+    def since(self, moment: int) -> list[Int64] | None:
+        """int64[P] of each tree, ascending, distinct: the parents that were touched after a moment; None if some were forgotten."""
+        forgotten, log = self._log
+        if moment < forgotten:
+            return None
+        touched = np.unique(np.array(log[moment - forgotten :], np.int64))
+        return [touched[touched % self._trees == tree] // self._trees for tree in range(self._trees)]
+
+
+@dataclass(frozen=True, eq=False)
+class SnapshotMask:
+    """The mask of one snapshot for one filter. The mask of a later snapshot is made from it.
+
+    overlay  weak, so that masks do not keep old overlays in memory
+    """
+
+    mask: NodeMask
+    overlay: weakref.ref[Overlay]
+    removed: NodeMask | None
+    shown_R: Bool
+    touched: int
+
+    @staticmethod
+    def of(
+        trees: Sequence[Tree],
+        overlay: Overlay,
+        trained: NodeMask | None,
+        passing_R: Bool,
+        touched: TouchedParents,
+        last: SnapshotMask | None,
+    ) -> SnapshotMask:
+        """See `live_mask`. The last mask is updated, unless it was made with another list of removed items."""
+        parents = None
+        if last is not None and last.removed is overlay.removed and last.shown_R is overlay.shown_R:
+            parents = touched.since(min(last.touched, overlay.touched))  # includes changes after the overlay
+        earlier = None if last is None or parents is None else last.mask
+        mask = live_mask(trees, overlay, trained, passing_R, earlier, parents or ())
+        return SnapshotMask(mask, weakref.ref(overlay), overlay.removed, overlay.shown_R, overlay.touched)
+
+
+class Standing:
+    """The masks of queries without a filter, for the snapshots of one version. Any thread may ask for one.
+
+    Snapshots refer to it, so it must not refer to the version's state.
+    """
+
+    def __init__(self, trees: Sequence[Tree], touched: TouchedParents) -> None:
+        self._trees, self._touched = tuple(trees), touched
+        self._last: SnapshotMask | None = None
+        self._lock = threading.Lock()
+
+    def mask(self, overlay: Overlay) -> NodeMask:
+        """The mask of a query without a filter."""
+        with self._lock:
+            self._last = SnapshotMask.of(self._trees, overlay, overlay.removed, overlay.shown_R, self._touched, self._last)
+            return self._last.mask

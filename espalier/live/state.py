@@ -25,11 +25,11 @@ from espalier.errors import InvalidData
 from espalier.live.fields import Columns
 from espalier.live.items import LiveItem, LiveItems
 from espalier.live.live_tree import LiveTree
+from espalier.live.masks import Standing, TouchedParents
 from espalier.live.memory_entries import MemoryEntries
 from espalier.live.operations import Operation
 from espalier.live.overlay import CHANGED, DELETED, MOVED, Overlay
 from espalier.live.rows import Placement
-from espalier.live.standing import Standing, TouchedParents
 from espalier.manifest import LinearScorer
 from espalier.masks.eligibility import unrestricted_mask
 from espalier.search import NodeMask

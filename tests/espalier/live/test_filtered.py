@@ -216,7 +216,7 @@ def test_a_mask_is_brought_forward_by_what_was_put_since(catalogue: Catalogue, m
 @pytest.mark.parametrize("seed", range(2))
 def test_masks_of_any_history_are_those_of_a_loop_over_all_items(catalogue: Catalogue, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """Whatever was put, deleted, expired and removed, and however long a filter was not asked for."""
-    monkeypatch.setattr("espalier.live.standing.LONGEST", 40)
+    monkeypatch.setattr("espalier.live.masks.LONGEST", 40)
     monkeypatch.setattr("espalier.live.fields.UNUSED", 4)
     rng = np.random.default_rng(seed)
     ids = [f"item-{i}" for i in range(catalogue.bundle.tree.item_count)] + [f"new-{i}" for i in range(30)]
