@@ -292,7 +292,6 @@ def _rows(lines: list[str], separator: str, quote: str) -> list[list[str]]:
 
 
 def _is_header(first_row: list[str], column_options: Mapping[str, str | None]) -> bool:
-    """Whether the first line names the columns, by usual names or those in options."""
     return is_header(first_row, _names_in(column_options))
 
 

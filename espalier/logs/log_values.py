@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -46,14 +46,6 @@ ZONE_ROWS = 100
 """First values of a block that are searched for the zone of the log's dates and times."""
 
 
-class Problem(NamedTuple):
-    """The arguments of InvalidData."""
-
-    field: str
-    value: object
-    expected: str
-
-
 class BadRows:
     """Unreadable rows: the first one raises an error, or all are left out and counted by reason."""
 
@@ -68,16 +60,16 @@ class BadRows:
         """The most unreadable rows to look for in a block; None: all."""
         return 1 if self._policy == "refuse" else None
 
-    def add(self, reason: str, rows: Int64, problem: Callable[[int], Problem]) -> None:
+    def add(self, reason: str, rows: Int64, problem: Callable[[int], InvalidData]) -> None:
         """Count ascending rows with one problem, and log the first of each reason. Raises InvalidData if the policy is to refuse."""
         if not len(rows):
             return
         if self._policy == "refuse":
-            field, value, expected = problem(int(rows[0]))
+            error = problem(int(rows[0]))
             remedy = configured(f'{self._section}.bad_rows = "skip" leaves such rows out', f"or {LEAVE_OUT}")
-            raise InvalidData(field, value, f"{expected}; {remedy}")
+            raise InvalidData(error.field, error.value, f"{error.expected}; {remedy}")
         if reason not in self.counts:
-            log.warning("left out: %s", InvalidData(*problem(int(rows[0]))))
+            log.warning("left out: %s", problem(int(rows[0])))
         self.counts[reason] += len(rows)
 
     def finish(self) -> None:
@@ -103,8 +95,8 @@ class RowSource:
     columns: Mapping[str, Column]
     position: Callable[[int], str]
 
-    def problem(self, role: str, row: int, value: object, expected: str) -> Problem:
-        return Problem(f"{self.file}: {self.position(row)}, column {role}", value, f"{expected} in column {self.columns[role]!r}")
+    def problem(self, role: str, row: int, value: object, expected: str) -> InvalidData:
+        return InvalidData(f"{self.file}: {self.position(row)}, column {role}", value, f"{expected} in column {self.columns[role]!r}")
 
     def without(
         self, batch: pa.RecordBatch, role: str, rows: Int64, bad_rows: BadRows, reason: str, expected: str

@@ -27,7 +27,7 @@ import pyarrow.csv as pa_csv
 from espalier.arrays import Int64
 from espalier.errors import InvalidData
 from espalier.logs.log_columns import Column, position_of
-from espalier.logs.log_values import BadRows, Problem, RowSource, as_text, unreadable_rows
+from espalier.logs.log_values import BadRows, RowSource, as_text, unreadable_rows
 from espalier.wording import configured
 
 UNIT_SEPARATOR = "\x1f"
@@ -323,10 +323,10 @@ def _records(table: TextTableFile, positions: list[int], bad_rows: BadRows, bloc
         raise InvalidData(table.path.name, str(error), expected) from error
 
 
-def _wrong_fields(table: TextTableFile, row: pa_csv.InvalidRow) -> Problem:
+def _wrong_fields(table: TextTableFile, row: pa_csv.InvalidRow) -> InvalidData:
     text = row.text.replace(UNIT_SEPARATOR, table.separator)
     expected = f"{row.expected_columns} fields, not {row.actual_columns}"
-    return Problem(f"{table.path.name}: line {line_of(table, row.number - 1)}", text, expected)
+    return InvalidData(f"{table.path.name}: line {line_of(table, row.number - 1)}", text, expected)
 
 
 class _Lines(io.RawIOBase):

@@ -90,7 +90,7 @@ class PointFile:
             for source, batch in self._batches():
                 texts = source.strings(COLUMN, batch.column(0))
                 if texts.null_count:
-                    raise InvalidData(*source.problem(COLUMN, texts.is_null().index(True).as_py(), None, "a text"))
+                    raise source.problem(COLUMN, texts.is_null().index(True).as_py(), None, "a text")
                 yield texts
         except InvalidData as error:  # no configuration has keys for this table
             error.expected = re.split(rf"[;,] (?:or )?{re.escape(TextTable.SECTION)}", error.expected)[0]

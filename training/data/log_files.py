@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from espalier.arrays import Int64
 from espalier.errors import InvalidData
 from espalier.logs.log_events import LogBatch, events_of
-from espalier.logs.log_values import BadRows, Problem, Timestamps, as_text, unreadable_rows
+from espalier.logs.log_values import BadRows, Timestamps, as_text, unreadable_rows
 from espalier.logs.parquet_logs import is_parquet, parquet_batches
 from espalier.logs.text_files import TextTableFile, open_text, text_batches, without_end
 
@@ -94,7 +94,7 @@ def _lists(path: Path, log: ListsFormat, bad_rows: BadRows, block_bytes: int) ->
         users = values.filter(pa.array(is_user)).take(pa.array(np.repeat(np.arange(len(length)), length - 1)))
         yield LogBatch(users, values.filter(pa.array(~is_user)))
     if events == 0 and lone_line is not None:
-        raise InvalidData(*lone_line)
+        raise lone_line
 
 
 def _lengths(lists: pa.Array) -> Int64:
@@ -105,8 +105,8 @@ def _without(values: pa.Array, rows: Int64) -> pa.Array:
     return values.take(pa.array(np.delete(np.arange(len(values)), rows))) if len(rows) else values
 
 
-def _wrong_line(path: Path, number: Int64, lines: pa.Array, expected: str, row: int) -> Problem:
-    return Problem(f"{path.name}: line {number[row]}", lines[row].as_py(), expected)
+def _wrong_line(path: Path, number: Int64, lines: pa.Array, expected: str, row: int) -> InvalidData:
+    return InvalidData(f"{path.name}: line {number[row]}", lines[row].as_py(), expected)
 
 
 def _whole_lines(table: TextTableFile, block_bytes: int) -> Iterator[bytes]:

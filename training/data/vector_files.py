@@ -80,7 +80,7 @@ def _vectors(column: pa.Array, width: int, source: RowSource) -> Float32:
     wrong_rows = np.flatnonzero(lengths != width)
     if len(wrong_rows):
         row = int(wrong_rows[0])
-        raise InvalidData(*source.problem("vector", row, f"{lengths[row]} numbers", f"{width} numbers, as in the first row,"))
+        raise source.problem("vector", row, f"{lengths[row]} numbers", f"{width} numbers, as in the first row,")
     flat = lists.flatten()
     if not (pa.types.is_floating(flat.type) or pa.types.is_integer(flat.type)):
         raise InvalidData(f"{source.file}: column vector", str(flat.type), f"numbers in column {source.columns['vector']!r}")
@@ -88,7 +88,7 @@ def _vectors(column: pa.Array, width: int, source: RowSource) -> Float32:
     is_wrong = ~(np.abs(wide_RF) <= LARGEST)  # also where one is NaN
     if is_wrong.any():
         row = int(is_wrong.any(axis=1).argmax())
-        raise InvalidData(*source.problem("vector", row, float(wide_RF[row][is_wrong[row]][0]), "finite 32-bit numbers"))
+        raise source.problem("vector", row, float(wide_RF[row][is_wrong[row]][0]), "finite 32-bit numbers")
     return wide_RF.astype(np.float32) + np.float32(0)  # −0 becomes 0: equal vectors have equal bytes
 
 
@@ -98,7 +98,7 @@ def _lists(column: pa.Array, source: RowSource) -> pa.Array:
         raise InvalidData(f"{source.file}: column vector", str(column.type), f"lists of numbers in column {source.columns['vector']!r}")
     if column.null_count:
         row = int(np.flatnonzero(np.asarray(column.is_null()))[0])
-        raise InvalidData(*source.problem("vector", row, None, "a list of numbers"))
+        raise source.problem("vector", row, None, "a list of numbers")
     return column
 
 
@@ -111,5 +111,5 @@ def _items(column: pa.Array, source: RowSource) -> tuple[pa.Array, Int64]:
     ids = source.strings("items", values)
     missing = empty_rows(ids)
     if len(missing):
-        raise InvalidData(*source.problem("items", int(rows[missing[0]]), ids[int(missing[0])].as_py(), "ids"))
+        raise source.problem("items", int(rows[missing[0]]), ids[int(missing[0])].as_py(), "ids")
     return ids, rows
