@@ -9,10 +9,10 @@ Legend: B queries, T trees, N nodes, X excluded nodes, M results, H levels, C ca
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import repeat
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 
@@ -59,12 +59,6 @@ class BeamParams(NamedTuple):
     def uniform(batch: int, beam_size: int, m: int) -> BeamParams:
         """The same beam size and m for every query, all nodes eligible."""
         return BeamParams(np.full(batch, beam_size, np.int64), np.full(batch, m, np.int64))
-
-    def limits(self, of: Callable[[Array], Any]) -> tuple[int, int]:
-        """The largest or smallest beam size and m. A single query, the usual case, is read directly: it is faster than a reduction."""
-        if len(self.m_B) == 1:
-            return int(self.beam_size_B[0]), int(self.m_B[0])
-        return int(of(self.beam_size_B)), int(of(self.m_B))
 
 
 class ChunkResults(NamedTuple):
@@ -129,15 +123,13 @@ class ChunkSearch:
 
         A trace is of a single query, and holds the frontier as one of its levels.
 
-        Raises InvalidQuery where a beam size or m is below 1, a feature number is out of range, or a value is not finite.
+        Raises InvalidQuery where a feature number is out of range, or a value is not finite.
         """
         if len(queries) == 0:
             return ChunkResults(np.empty((0, 0), np.int64), np.empty((0, 0), np.float32), np.empty(0, np.int64))
-        largest = params.limits(np.max)
-        smallest = largest if len(queries) == 1 else params.limits(np.min)
-        if smallest[0] < 1 or (smallest[1] < 1 and largest[1] != 0):
-            name, value = ("beam_size", smallest[0]) if smallest[0] < 1 else ("m", smallest[1])
-            raise InvalidQuery(name, value, "at least 1")
+        largest = int(params.beam_size_B[0]), int(params.m_B[0])
+        if len(queries) > 1:
+            largest = int(params.beam_size_B.max()), int(params.m_B.max())
         if queries.width != self.width:
             refuse(queries, -1, self.width)
         excluded_BX = NO_NODES if params.excluded_BX is None else params.excluded_BX
