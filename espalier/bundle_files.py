@@ -137,7 +137,6 @@ def write_safetensors(file: Path, arrays: Mapping[str, Array | Gathered]) -> Non
 
 
 def _blocks(array: Array | Gathered) -> Iterator[Array]:
-    """The array, some rows at a time."""
     if not array.shape:
         yield np.asarray(array)
         return

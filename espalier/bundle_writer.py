@@ -228,7 +228,6 @@ def make_folder(folder: Path) -> None:
 
 
 def _write_manifest(folder: Path, fields: Mapping[str, Any]) -> None:
-    """Write the manifest for the files in a folder."""
     files = {file.name: FileInfo.of(file) for file in sorted(folder.iterdir())}
     manifest = Manifest(**{**fields, "files": files})
     (folder / "manifest.json").write_text(manifest.model_dump_json(indent=2) + "\n")
@@ -259,7 +258,6 @@ def _write_graphs(folder: Path, content: GraphContent) -> dict[str, Any]:
 
 
 def _write_tables(folder: Path, tables: Mapping[str, Table | None]) -> None:
-    """Write each table to the file of its name; None is skipped."""
     for name, table in tables.items():
         if table is not None:
             write_safetensors(folder / name, table.arrays())

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, Set
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import llvmlite
 import llvmlite.binding as llvm
@@ -50,14 +50,6 @@ class OtherSources(ValueError):
     """A file whose code is of other sources than those of this process."""
 
 
-class Section(NamedTuple):
-    """Where a section's bytes lie behind the header, and their SHA-256 in hex."""
-
-    begin: int
-    size: int
-    digest: str
-
-
 class CodeFile:
     """An open file of compiled code, completely checked.
 
@@ -75,7 +67,7 @@ class CodeFile:
         if hashlib.sha256(header).digest() != start[8:]:
             raise DamagedFile(f"{path}: the header is damaged")
         header_fields, self._begin = json.loads(header), _START + length
-        self._sections = {key: Section(*section) for key, section in header_fields["sections"].items()}
+        self._sections: dict[str, tuple[int, int, str]] = header_fields["sections"]
         if header_fields["name"] != path.name:
             raise DamagedFile(f"{path}: it was written as {header_fields['name']}")
         if sources is not None and not header_fields["sources"].items() <= sources.items():
@@ -91,9 +83,9 @@ class CodeFile:
         """A section; None if there is none. Raises DamagedFile, OSError."""
         if key not in self._sections:
             return None
-        section = self._sections[key]
-        content = self._bytes(self._begin + section.begin, section.size)
-        if hashlib.sha256(content).hexdigest() != section.digest:
+        begin, size, digest = self._sections[key]
+        content = self._bytes(self._begin + begin, size)
+        if hashlib.sha256(content).hexdigest() != digest:
             raise DamagedFile(f"{self.path}: the section {key!r} is damaged")
         return content
 
@@ -105,7 +97,7 @@ def content_of(name: str, sources: Mapping[str, str], sections: Mapping[str, byt
     """The bytes of a file with this name, these SHA-256 of sources and these sections."""
     section_table, begin = {}, 0
     for key, content in sections.items():
-        section_table[key] = Section(begin, len(content), hashlib.sha256(content).hexdigest())
+        section_table[key] = begin, len(content), hashlib.sha256(content).hexdigest()
         begin += len(content)
     header = json.dumps({"name": name, "sources": dict(sources), "sections": section_table}).encode()
     return len(header).to_bytes(8, "little") + hashlib.sha256(header).digest() + header + b"".join(sections.values())

@@ -9,6 +9,7 @@ function was imported.
 from __future__ import annotations
 
 import logging
+import operator
 import pickle
 import sys
 from collections.abc import Callable
@@ -101,7 +102,8 @@ class _Reader(NullCache):
         called = str(sig)
         with suppress(ValueError):  # types without a text of ours have no code
             called = text_of(sig)
-        accepting = _is if self._dispatcher.typingctx.callstack else accepts  # compiled code can only call code for exactly its types
+        # Compiled code can only call code for exactly its types.
+        accepting = operator.eq if self._dispatcher.typingctx.callstack else accepts
         result = self._compiled_already(called, accepting)
         if result is None and (content := self._read(called, accepting)) is not None:
             target_context.refresh()
@@ -147,10 +149,6 @@ class _Reader(NullCache):
                 except (DamagedFile, OSError) as error:  # damaged since it was opened
                     log.error("compiled code is not used: %s", error)
         return None
-
-
-def _is(listed: str, called: str) -> bool:
-    return listed == called
 
 
 @cache

@@ -90,7 +90,6 @@ class ContentFeatures:
         return known_values
 
     def _row(self, cells: Sequence[Cell], ngrams: Array, ngram_sizes: Array) -> tuple[Array, Array]:
-        """The features of one item, ascending, and their values."""
         numbers, hashes = [(0, 1.0)], []  # feature 0 of every item
         for column, value in cells:
             if isinstance(value, float):

@@ -137,7 +137,6 @@ class Pipeline:
         return joined([self._block(block, live, frontier) for block in blocks])
 
     def _block(self, query: TreeQuery, live: _Live | None, frontier: bool) -> SearchResult:
-        """Search and merge one block of queries."""
         leaves = self.tree_search.search(query)
         result = self._merged(query, leaves, live)
         return replace(result, frontiers=leaves.frontiers, leaf_states_BS=query.leaf_states(leaves)) if frontier else result
@@ -155,7 +154,6 @@ class Pipeline:
         return all(mask is not None and mask.live_R is None and mask.at is None for mask in params.mask_B)
 
     def _block_size(self, query: TreeQuery) -> int:
-        """How many queries are searched in one block."""
         batch = len(query.queries)
         if self.tree_search.merges:
             return batch if query.trace else MESSAGE
@@ -238,7 +236,6 @@ class Pipeline:
 
 
 def _excluding(params: SearchParams, rows_BE: Int64 | None) -> SearchParams:
-    """Parameters that exclude these item rows as well."""
     if rows_BE is None:
         return params
     return replace(params, exclude_BE=rows_BE if params.exclude_BE is None else np.concatenate([params.exclude_BE, rows_BE], axis=1))

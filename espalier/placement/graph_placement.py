@@ -66,8 +66,6 @@ TRIALS, TRIAL_EVENTS = 128, (0, 1, 2, 5, 12, 28, 64)
 """Trained items that are placed to compute a shift, and how many events each of them has."""
 MOST_SHIFTS = 32
 """Size of the cache of `Shifts` by evidence and count, half a megabyte each."""
-KEPT_SHIFTS = 1024
-"""Size of the cache of single shifts by evidence and exact count."""
 
 
 class EventSearch(NamedTuple):
@@ -104,7 +102,6 @@ class GraphPlacement:
         self._background: Background | None = None
         self._trials_by_events: dict[int, Trials] = {}
         self._shifts = lru_cache(MOST_SHIFTS)(self._new_shifts)
-        self._shift = lru_cache(KEPT_SHIFTS)(self._new_shift)
 
     @cached_property
     def _content(self) -> ContentRows:
@@ -200,7 +197,6 @@ class GraphPlacement:
         return rows
 
     def _mean_row(self, parent: int) -> Float64:
-        """The mean row of a parent's leaves."""
         tree = self._tree
         first, after = tree.first_child[parent : parent + 2].tolist()
         occupied = np.flatnonzero(tree.leaf_item[first - tree.leaf_offset : after - tree.leaf_offset] != EMPTY_LEAF) + first
@@ -208,7 +204,6 @@ class GraphPlacement:
         return mean_D
 
     def _leaf(self, row: int, overlay: Overlay) -> tuple[int, Float64]:
-        """The parent and the row of an item's leaf."""
         entry, leaves = overlay.live_leaf(row, 0), overlay.trees[0]
         if entry and leaves.rows_PD is not None:
             return int(leaves.entries.rows[entry, PARENT]), leaves.rows_PD[entry].astype(np.float64)
@@ -283,7 +278,7 @@ class GraphPlacement:
         )
         return scale
 
-    def _new_shift(self, events: int, count: float) -> float:
+    def _shift(self, events: int, count: float) -> float:
         """The shift of an item with some events at hand (0: fields alone) that has had `count`: interpolated between powers of 2."""
         share, power = self._popularity.share(count), math.log2(max(count, 1.0))
         exponent, fraction = int(power), power - int(power)
@@ -327,7 +322,7 @@ class GraphPlacement:
             by_fields = self._by_fields(content_D, scale, item)
             parents = best_first([(1.0, by_fields.votes)])
             if len(parents):
-                trials.append(Trial(item, [], by_fields.row_D, int(parents[0]), partial(_same_for_any_count, by_fields.memory)))
+                trials.append(Trial(item, [], by_fields.row_D, int(parents[0]), partial(lambda memory, _: memory, by_fields.memory)))
         return trials
 
     # -- searches -------------------------------------------------------------------------------------------------------
@@ -355,10 +350,6 @@ class GraphPlacement:
         queries = events[0] if len(events) == 1 else QueryBatch.joined(events)
         beams = self._searched(queries, search, min(BEAM, limits.max_beam_size), m)
         return [EventSearch(beams, range(first, last)) if first < last else None for first, last in pairwise([0, *ends])]
-
-
-def _same_for_any_count(memory: tuple[Int64, Float64], _: float) -> tuple[Int64, Float64]:
-    return memory
 
 
 def _states(beams: SearchResult) -> Float32:

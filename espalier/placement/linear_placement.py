@@ -159,7 +159,6 @@ class LinearPlacement:
         return row
 
     def _weights(self, leaves: LinearRows, tree: int, item: int, overlay: Overlay) -> Weights:
-        """The weights of an item's leaf."""
         entry, pool = overlay.live_leaf(item, tree), overlay.trees[tree].sparse
         if not entry or pool is None:
             return leaves.weights_of(item)

@@ -106,7 +106,6 @@ class Cut:
         return replace(content, tree=tree, chunks=chunks, others=others, tail=tail, stacking=None, counts=None)
 
     def _chunks(self, tree_index: int, shard_rows: ShardParts) -> TreeChunks:
-        """A tree of linear scorers with its weights."""
         tree, chunks = self.bundle.trees[tree_index]
         nodes = shard_rows.nodes[tree_index]
         return TreeChunks(cut_tree(tree, nodes, shard_rows.items), cut_chunks(tree, chunks, nodes))

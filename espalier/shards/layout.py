@@ -92,6 +92,5 @@ def with_ancestors(tree: Tree, is_kept_N: Bool) -> Int64:
 
 
 def _with_items(tree: Tree, level: int) -> int:
-    """How many nodes of a level have items below them."""
     nodes = tree.level(level)
     return int(np.count_nonzero(tree.items_below[nodes.start : nodes.stop]))

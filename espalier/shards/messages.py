@@ -219,7 +219,6 @@ def decode_answer(body: bytes) -> ShardAnswer:
 
 
 def _opened(body: bytes) -> tuple[Fields, Arrays]:
-    """The fields and the arrays of a body of this format."""
     fields, arrays = unframed(body)
     message = Fields(fields)
     if (format_number := message.take("format", int)) != FORMAT:

@@ -49,7 +49,6 @@ def packed(weights: ScorerWeights) -> tuple[Any, ...]:
 
 
 def _padded(array: Array) -> Array:
-    """An array padded with zeros to a multiple of LANES outputs."""
     return np.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, -array.shape[-1] % LANES)])
 
 

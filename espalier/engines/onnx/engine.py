@@ -96,7 +96,6 @@ class OnnxSearch(TreeSearch):
         return Leaves(rows_BTM, ranks_BTM, keys_BTM, count_BT, finite_B, traces, frontiers)
 
     def _searched(self, query: TreeQuery, members: range, finite_B: Bool) -> list[list[_Level]]:
-        """The levels of some queries that are scored together."""
         tree, gamma, (eligible,) = self._tree, self._ranking.gamma, query.eligible_T
         starts = tree.start_levels(query.beam_size_B[members]).tolist()
         first = 1 if gamma > 0 or query.trace else min(starts)
@@ -122,7 +121,6 @@ class OnnxSearch(TreeSearch):
         return paths
 
     def _logits(self, query: TreeQuery, members: range, level: int, nodes: Sequence[Int64]) -> list[Float32]:
-        """The logits of each query's nodes."""
         states_BLS = query.states_BLS
         if states_BLS is None or not any(map(len, nodes)):
             return [np.empty(0, np.float32) for _ in nodes]
