@@ -21,7 +21,6 @@ from espalier.bundle_files import map_safetensors
 from espalier.bundle_writer import ContentParts, GraphContent, Graphs, LinearContent, write_bundle
 from espalier.chunks import TreeChunks
 from espalier.errors import BundleCorrupt
-from espalier.label_counts import LabelCounts
 from espalier.live.folded_chunks import FoldedTree, folded_chunks, folded_tree
 from espalier.live.folded_tables import FoldedRows, folded_counts, folded_items, folded_memory, folded_stacking, folded_tail
 from espalier.live.items import LiveItems
@@ -48,14 +47,15 @@ def folded(bundle: Bundle, overlay: Overlay, table: LiveItems) -> Folded:
     rows = FoldedRows.of(overlay)
     trees = tuple(_folded_tree(single, rows, overlay, leaves) for single, leaves in zip(bundle.alone, overlay.trees, strict=True))
     content = content_of(bundle)
-    content = replace(content, items=folded_items(bundle.items, table, rows, np.union1d(overlay.changed[1], overlay.row_W)))
+    counts = None if content.counts is None else folded_counts(content.counts, rows, overlay.trees[0])
+    items = folded_items(bundle.items, table, rows, np.union1d(overlay.changed[1], overlay.row_W))
+    content = replace(content, items=items, counts=counts)
     if isinstance(content, GraphContent):
         memory = content.memory
         if memory is not None and overlay.memory is not None:
             memory = folded_memory(memory, overlay.memory, rows)
         stored = folded_rows(bundle, trees[0], overlay.trees[0])
-        content = replace(content, tree=trees[0].tree, stored_rows=stored, memory=memory, counts=_folded_counts(content, rows, overlay))
-        return Folded(content, rows, trees)
+        return Folded(replace(content, tree=trees[0].tree, stored_rows=stored, memory=memory), rows, trees)
     first, *others = (_folded_chunks(single, tree, leaves) for single, tree, leaves in zip(bundle.alone, trees, overlay.trees, strict=True))
     return Folded(
         replace(
@@ -63,7 +63,6 @@ def folded(bundle: Bundle, overlay: Overlay, table: LiveItems) -> Folded:
             tree=first.tree,
             chunks=first.chunks,
             others=others,
-            counts=_folded_counts(content, rows, overlay),
             tail=None if content.tail is None else folded_tail(content.tail, rows, overlay),
             stacking=None if content.stacking is None else folded_stacking(content.stacking, rows),
         ),
@@ -115,10 +114,6 @@ def content_of(bundle: Bundle) -> GraphContent | LinearContent:
         content=content,
         counts=bundle.label_counts(),
     )
-
-
-def _folded_counts(content: GraphContent | LinearContent, rows: FoldedRows, overlay: Overlay) -> LabelCounts | None:
-    return None if content.counts is None else folded_counts(content.counts, rows, overlay.trees[0])
 
 
 def folded_rows(bundle: Bundle, folded: FoldedTree, leaves: LiveLeaves) -> Array:

@@ -72,13 +72,6 @@ def lock_of(file: Path) -> Path:
     return file.with_name(f".{file.stem}.lock")
 
 
-class _Note(NamedTuple):
-    """Identity and last sequence of a journal."""
-
-    identity: str
-    sequence: int
-
-
 @contextmanager
 def locked(file: Path, timeout_s: float = LOCK_S) -> Iterator[None]:
     """Hold the lock of the journal `file`. Raises JournalBusy, or JournalReadOnly if the lock's file cannot be created.
@@ -124,12 +117,12 @@ def note_last(file: Path, identity: str | None, sequence: int) -> None:
         stream.truncate()
 
 
-def _noted(file: Path) -> _Note | None:
-    """The note; None without one, or for half of one."""
+def _noted(file: Path) -> tuple[str, int] | None:
+    """Identity and last sequence of the noted journal; None without a note, or for half of one."""
     with suppress(OSError):
         note = _NOTE.fullmatch(lock_of(file).read_text(errors="replace"))
         if note is not None:
-            return _Note(note[2], int(note[1]))
+            return note[2], int(note[1])
     return None
 
 
@@ -321,19 +314,22 @@ def _has_tables(connection: sqlite3.Connection, file: Path) -> bool:
     return True
 
 
-def _check_noted(connection: sqlite3.Connection, file: Path, has_tables: bool, noted: _Note | None) -> None:
+def _check_noted(connection: sqlite3.Connection, file: Path, has_tables: bool, noted: tuple[str, int] | None) -> None:
     """Raise JournalCorrupt if the last operation of a note, which was read before the journal, is missing in it.
 
     A journal of another identity was put in place after the note.
     """
+    if noted is None:
+        return
+    noted_identity, noted_sequence = noted
     last = 0
-    if noted is not None and has_tables:
+    if has_tables:
         values = "(SELECT value FROM meta WHERE key = 'identity'), (SELECT CAST(seq AS INTEGER) FROM sqlite_sequence WHERE name = 'ops')"
         identity, sequence = connection.execute(f"SELECT {values}").fetchone()
-        last = (sequence or 0) if identity == noted.identity else noted.sequence
-    if noted is None or last >= noted.sequence or noted != _noted(file):  # another process may just have made a new journal
+        last = (sequence or 0) if identity == noted_identity else noted_sequence
+    if last >= noted_sequence or noted != _noted(file):  # another process may just have made a new journal
         return
-    lost = f"its operations {last + 1} to {noted.sequence} are lost, because it or its log is damaged; put a backup in its place"
+    lost = f"its operations {last + 1} to {noted_sequence} are lost, because it or its log is damaged; put a backup in its place"
     command = f"`espalier journal take-over --model {file.parent.name}`"
     raise JournalCorrupt(f"{named(file)}: {lost}. To go on without them, stop the service, empty {lock_of(file).name}, and run {command}")
 
