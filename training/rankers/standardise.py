@@ -18,7 +18,7 @@ import torch
 from scipy.stats import norm
 from torch import Tensor, nn
 
-from espalier.arrays import Float32, Float64
+from espalier.arrays import Array, Float32
 
 QUANTILES = 16
 """Pieces of the map to the normal distribution."""
@@ -43,26 +43,21 @@ class Standardise(nn.Module):
 
     def __init__(self, features_RF: Float32) -> None:
         super().__init__()
+        knots_FK, rise_FK = _normal_map(features_RF)
+        self.register_buffer("knots_FK", torch.from_numpy(knots_FK))
+        self.register_buffer("rise_FK", torch.from_numpy(rise_FK))
+        mapped_RF = in_blocks(lambda rows: _mapped(rows, self.knots_FK, self.rise_FK), torch.from_numpy(features_RF)).numpy()
         absent_RF = np.isnan(features_RF)
-        values_RF = features_RF.astype(np.float64)
-        knots_FK, rise_FK = _normal_map(values_RF)
-        self.register_buffer("knots_FK", torch.from_numpy(knots_FK.astype(np.float32)))
-        self.register_buffer("rise_FK", torch.from_numpy(rise_FK.astype(np.float32)))
-        knots, rise = torch.from_numpy(knots_FK), torch.from_numpy(rise_FK)
-        mapped_RF = in_blocks(lambda rows: _mapped(rows, knots, rise), torch.from_numpy(values_RF)).numpy()
         flagged = np.flatnonzero(absent_RF.any(axis=0) & ~absent_RF.all(axis=0))
         self.register_buffer("flagged", torch.from_numpy(flagged))
-        columns_RF = np.concatenate([values_RF, mapped_RF, absent_RF[:, flagged].astype(np.float64)], axis=1)
-        is_known_RF = ~np.isnan(columns_RF)
-        count_F = np.maximum(is_known_RF.sum(axis=0), 1)
-        mean_F = np.where(is_known_RF, columns_RF, 0).sum(axis=0) / count_F
-        std_F = np.sqrt((np.where(is_known_RF, columns_RF - mean_F, 0) ** 2).sum(axis=0) / count_F)
+        columns = [*features_RF.T, *mapped_RF.T, *absent_RF[:, flagged].T]
+        mean_F, std_F = np.array([_mean_and_deviation(column) for column in columns]).T
         indicators = slice(2 * features_RF.shape[1], None)
         std_F[indicators] = np.maximum(std_F[indicators], RAREST)
         varies_F = std_F > 1e-7 * np.abs(mean_F)  # smaller deviations are float32 rounding
         self.register_buffer("mean", torch.from_numpy(mean_F.astype(np.float32)))
         self.register_buffer("scale", torch.from_numpy(np.divide(1, std_F, out=np.zeros_like(std_F), where=varies_F).astype(np.float32)))
-        self.outputs = len(mean_F)
+        self.outputs = len(columns)
 
     def forward(self, features: Tensor) -> Tensor:
         """[…, features] → [… , outputs]."""
@@ -72,16 +67,22 @@ class Standardise(nn.Module):
         return torch.where(torch.cat([is_missing, is_missing, torch.zeros_like(indicators)], -1), 0, (x - self.mean) * self.scale)
 
 
-def _normal_map(values_RF: Float64) -> tuple[Float64, Float64]:
-    """Knots float64[F, K + 1], ascending, and how much the map rises between each two, float64[F, K]. Starts from the first quantile."""
+def _mean_and_deviation(column: Array) -> tuple[float, float]:
+    """Of the numbers that are not NaN; 0 if there are none."""
+    values = column[~np.isnan(column)].astype(np.float64)
+    return (float(values.mean()), float(values.std())) if len(values) else (0.0, 0.0)
+
+
+def _normal_map(features_RF: Float32) -> tuple[Float32, Float32]:
+    """Knots float32[F, K + 1], ascending, and how much the map rises between each two, float32[F, K]. Starts from the first quantile."""
     level_K = (np.arange(QUANTILES + 1) + 0.5) / (QUANTILES + 1)
-    knots_FK = np.zeros((values_RF.shape[1], QUANTILES + 1))
-    rise_FK = np.zeros((values_RF.shape[1], QUANTILES))
-    for feature, column in enumerate(values_RF.T):
+    knots_FK = np.zeros((features_RF.shape[1], QUANTILES + 1), np.float32)
+    rise_FK = np.zeros((features_RF.shape[1], QUANTILES), np.float32)
+    for feature, column in enumerate(features_RF.T):
         values = column[~np.isnan(column)]
         if len(values) == 0:
             continue
-        knots, group = np.unique(np.quantile(values, level_K), return_inverse=True)
+        knots, group = np.unique(np.quantile(values, level_K).astype(np.float32), return_inverse=True)
         # Equal quantiles, of a value that is frequent, are one knot at the mean of their normal scores.
         score = np.bincount(group, weights=norm.ppf(level_K)) / np.bincount(group)
         knots_FK[feature] = np.concatenate([knots, np.full(len(level_K) - len(knots), knots[-1])])
