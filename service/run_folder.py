@@ -15,8 +15,9 @@ from binascii import crc32
 from pathlib import Path
 
 PREFIX, OWNER = "espalier-", "owner"
-ROOM = 4096
-"""Bytes that a page reserves on the disk from the start, so that a disk that is full later does no harm. A longer page takes more."""
+ROOM = 1 << 14
+"""Bytes that a page reserves on the disk from the start, so that a disk that is full later does no harm: enough for some hundred models. A
+longer page takes more."""
 READS = 50
 """Attempts to read a page that is being written."""
 
@@ -71,12 +72,13 @@ def names(folder: Path, ending: str) -> list[str]:
 class Page:
     """A text of this worker that others read, `<pid>.<ending>`. Used by one thread at a time. Its methods raise OSError.
 
-    A checksum comes first, because a reader may see half of a write.
+    A checksum comes first, because a reader may see half of a write, and spaces follow. If the disk is full, the text stays as it was.
     """
 
     def __init__(self, folder: Path, pid: int, ending: str) -> None:
         new = folder / f"{pid}.{ending}.new"
         self._file = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        self._room = self._longest = 0
         try:
             self.write(b"{}")
             new.rename(folder / f"{pid}.{ending}")
@@ -86,9 +88,14 @@ class Page:
 
     def write(self, text: bytes) -> None:
         """Replace the text, which does not end in spaces."""
-        size = max(os.fstat(self._file).st_size, -(-(len(text) + 8) // ROOM) * ROOM)
-        if os.pwrite(self._file, (b"%08x" % crc32(text) + text).ljust(size), 0) < size:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        page = b"%08x" % crc32(text) + text
+        if len(page) > self._room:
+            room = -(-len(page) // ROOM) * ROOM
+            if os.pwrite(self._file, b" " * (room - self._room), self._room) < room - self._room:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self._room = room
+        self._longest = max(self._longest, len(page))
+        os.pwrite(self._file, page.ljust(self._longest), 0)
 
     def close(self) -> None:
         os.close(self._file)

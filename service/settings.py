@@ -36,6 +36,10 @@ _SERVICE_LINK = re.compile(r"ESPALIER_(\w+_)?(SERVICE_(HOST|PORT)(_\w+)?|PORT_[0
 """Variables that Kubernetes sets, besides ESPALIER_PORT, in the containers of a namespace with a Service `espalier` or `espalier-…`."""
 
 
+def _upper(value: object) -> object:
+    return value.upper() if isinstance(value, str) else value
+
+
 def _not_kubernetes_link(value: object) -> object:
     """Replace ESPALIER_PORT=tcp://…, which Kubernetes sets in the containers of a namespace with a Service `espalier`, by the default."""
     return 8000 if isinstance(value, str) and value.startswith("tcp://") else value
@@ -306,7 +310,7 @@ class Settings(BaseSettings):
         default=0.0, ge=0, description="Seconds between the signal to stop and the end of listening. /readyz answers 503 meanwhile."
     )
     drain_s: Seconds = Field(default=10.0, ge=0, description="Seconds for which a shutdown waits for accepted requests.")
-    log_level: Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], BeforeValidator(str.upper)] = Field(
+    log_level: Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], BeforeValidator(_upper)] = Field(
         default="INFO", description="Least severe messages that are logged."
     )
     log_format: Literal["text", "json"] = Field(default="text", description="A line of text, or a JSON object, per message.")

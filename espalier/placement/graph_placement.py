@@ -66,6 +66,8 @@ TRIALS, TRIAL_EVENTS = 128, (0, 1, 2, 5, 12, 28, 64)
 """Trained items that are placed to compute a shift, and how many events each of them has."""
 MOST_SHIFTS = 32
 """Size of the cache of `Shifts` by evidence and count, half a megabyte each."""
+KEPT_SHIFTS = 1024
+"""Size of the cache of single shifts by evidence and exact count."""
 
 
 class EventSearch(NamedTuple):
@@ -102,6 +104,7 @@ class GraphPlacement:
         self._background: Background | None = None
         self._trials_by_events: dict[int, Trials] = {}
         self._shifts = lru_cache(MOST_SHIFTS)(self._new_shifts)
+        self._shift = lru_cache(KEPT_SHIFTS)(self._new_shift)
 
     @cached_property
     def _content(self) -> ContentRows:
@@ -278,7 +281,7 @@ class GraphPlacement:
         )
         return scale
 
-    def _shift(self, events: int, count: float) -> float:
+    def _new_shift(self, events: int, count: float) -> float:
         """The shift of an item with some events at hand (0: fields alone) that has had `count`: interpolated between powers of 2."""
         share, power = self._popularity.share(count), math.log2(max(count, 1.0))
         exponent, fraction = int(power), power - int(power)

@@ -353,7 +353,7 @@ class JournalThread:
                 left_s = max(until - time.monotonic(), 0.0)
                 try:  # later writes do not wait for workers that an earlier write has waited for in vain, until these move
                     self._behind = self._notices.wait_applied(self.model, outcome.sequence, left_s, self._behind)
-                except OSError as error:
+                except Exception as error:  # no failure may leave a write unanswered
                     log.error("%s: the other workers cannot be seen: %s", self.model, error)
                     self._behind = {UNSEEN: UNKNOWN}
                 self._reached = self._reached if self._behind else outcome.sequence

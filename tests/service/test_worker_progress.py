@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from service.models.worker_progress import WorkerProgress, Workers
-from service.run_folder import living, make, remove_dead
+from service.run_folder import ROOM, living, make, read_page, remove_dead
 from service.watch.counter_files import remove_process
 from service.watch.metrics import Metrics
 from tests import ROOT
@@ -38,6 +38,21 @@ def test_progress_is_that_of_the_living(tmp_path: Path, monkeypatch: pytest.Monk
         assert own.others_serve()
         own.leave()
         assert living(tmp_path) == [11, 13]
+
+
+def test_a_full_disk_leaves_a_page_as_it_was_until_the_next_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker, write, room = Workers(tmp_path), os.pwrite, [ROOM]
+    worker.join()
+    worker.report("books", WorkerProgress(serving=3))
+    monkeypatch.setattr(os, "pwrite", lambda file, content, at: write(file, content[: max(room[0] - at, 0)], at))
+    long = WorkerProgress(serving=4, failed="x" * ROOM)
+    worker.report("books", long)
+    assert b'"serving":3' in read_page(tmp_path, os.getpid(), "json")
+    room[0] = 4 * ROOM
+    worker.report("books", long)
+    assert b'"serving":4' in read_page(tmp_path, os.getpid(), "json")
+    worker.report("books", WorkerProgress(serving=5))  # shorter again
+    assert b'"serving":5' in read_page(tmp_path, os.getpid(), "json")
 
 
 def test_workers_have_started_once_each_has_served_every_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

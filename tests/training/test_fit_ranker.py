@@ -26,6 +26,7 @@ from espalier.queries import HistoryKind, pad_histories
 from espalier.rank_features import HISTORY, LEAF, RETRIEVAL
 from espalier.rerank.features import CallerFeatures, RankFeatures
 from espalier.rerank.ranker import Reranker, verify_ranker
+from espalier.search import NO_ITEM
 from espalier.tree import complete_tree
 from tests.service.running import run
 from tests.training.commands import command, written_toml
@@ -37,7 +38,7 @@ from training.rankers.candidates import retrieve
 from training.rankers.graded_queries import GradedQueries, QuerySplit, equally_relevant
 from training.rankers.judgements import from_judgements
 from training.rankers.log_queries import from_log
-from training.rankers.second_stage import StageConfig, add_ranker, default_features
+from training.rankers.second_stage import StageConfig, add_ranker, collect, default_features
 from training.specification.ranker import HighwayConfig, LinearRankerConfig, ranker_config
 
 ITEMS = 64
@@ -174,7 +175,9 @@ def test_features_can_be_chosen(bundle: Bundle, tmp_path: Path) -> None:
     ):
         with pytest.raises(InvalidConfig, match=why):
             add_ranker(bundle, open_engine(bundle, "cpu"), split_of(bundle), replace(config, features=names), tmp_path / "m" / "9", {})
-    hours = replace(split_of(bundle).test, caller_features=[CallerFeatures({"hour": 1.0}, {1: {"sale": 1.0}})] * 30)
+    hours = replace(
+        split_of(bundle).test, caller_features=[CallerFeatures({"hour": 1.0}, {row: {"sale": 1.0} for row in range(ITEMS)})] * 30
+    )
     sent = replace(split_of(bundle), test=hours)
     assert default_features(bundle, sent)[-2:] == ("query.hour", "item.sale")
     for out, wanted in (("2", "query.hour item.sale"), ("3", "item.sale"), ("4", "query.hour attribute.worth")):
@@ -288,6 +291,18 @@ def test_judgements_are_read(bundle: Bundle, judged: Path) -> None:
     assert set(sent.query) == {"hour"}
     assert all(sent.items[row]["discount"] > 0.7 for row in split.train.items[0].tolist() if row in sent.items)
     assert not any("discount" in numbers for row, numbers in sent.items.items() if row % 7 == 0)
+
+
+@pytest.mark.parametrize(("names", "all_are_candidates"), [(("item.discount", "leaf.norm"), False), (("query.hour", "leaf.norm"), True)])
+def test_that_an_item_has_a_value_does_not_tell_that_it_was_judged(
+    bundle: Bundle, judged: Path, names: tuple[str, ...], all_are_candidates: bool
+) -> None:
+    split = from_judgements(bundle, judged, 1)
+    train, *_ = collect(bundle, open_engine(bundle, "cpu"), split, StageConfig(32, names, 96, QUICK))
+    rows = train.rows_BM[train.rows_BM != NO_ITEM]
+    assert (rows % 5 == 0).any() == all_are_candidates  # these were not judged
+    assert (rows % 7 == 0).any()  # these were judged without a discount
+    assert len(rows) == len(train.ranking.grades_R)
 
 
 @pytest.mark.parametrize(

@@ -160,6 +160,14 @@ def test_constant_and_wholly_missing_features_are_0_for_any_value() -> None:
     assert standardise.outputs == 6
 
 
+def test_a_value_far_from_all_in_training_is_no_larger_an_input_than_five_deviations() -> None:
+    data = np.array([[2024, 1e-39, 5]] * 999 + [[2025, 0, 6]], np.float32)
+    standardise = Standardise(data)
+    out = standardise(torch.tensor([[2026, 1e-39, 1e30], [1e-30, 1e30, -1e30]]))
+    assert out[:, [0, 2]].tolist() == [[5, 5], [-5, -5]]
+    assert out[:, 1].tolist() == [0, 0]  # its deviation is too small to divide by
+
+
 @given(seed=st.integers(0, 200), exponent=st.floats(0.2, 5))
 def test_the_second_form_rises_and_hardly_depends_on_units(seed: int, exponent: float) -> None:
     rng = np.random.default_rng(seed)

@@ -73,7 +73,10 @@ class Candidates:
 
 
 def retrieve(engine: Engine, features: RankFeatures, graded: GradedQueries, depth: int, beam_size: int, name: str = "") -> Candidates:
-    """The best `depth` candidates of each query. Raises InvalidData where no query has any."""
+    """The best `depth` candidates of each query. Raises InvalidData where no query has any.
+
+    With features `item.NAME`, only judged items are candidates: no others have values, which would tell which items were judged.
+    """
     features_of_queries, counts, rows, answered_positions, grades = [], [], [], [], []
     with tqdm(total=len(graded), desc=f"candidates {name}".rstrip(), unit="query", disable=None, leave=False) as bar:
         for start in range(0, len(graded), BATCH):
@@ -82,12 +85,18 @@ def retrieve(engine: Engine, features: RankFeatures, graded: GradedQueries, dept
             seen_BE = None if graded.seen is None else padded([graded.seen[b] for b in positions.tolist()])
             result = engine.search(queries, SearchParams.uniform(len(positions), beam_size, depth, seen_BE))
             for b, position in enumerate(positions.tolist()):
-                count = int(result.count_B[b])
-                if count == 0:
-                    continue
+                count, caller_features = int(result.count_B[b]), graded.caller_features_of(position)
                 rows_N = result.item_rows_BM[b, :count]
-                candidates = rows_N, result.ranks_BM[b, :count], result.scores_BM[b, :count]
-                features_of_queries.append(features.of(queries, b, *candidates, graded.caller_features_of(position)))
+                is_candidate_N = (
+                    np.isin(rows_N, [*caller_features.items])
+                    if features.caller_item and caller_features.items
+                    else np.ones(count, np.bool_)
+                )
+                if not is_candidate_N.any():
+                    continue
+                found = rows_N, result.ranks_BM[b, :count], result.scores_BM[b, :count]
+                features_of_queries.append(features.of(queries, b, *found, caller_features)[is_candidate_N])
+                rows_N, count = rows_N[is_candidate_N], int(is_candidate_N.sum())
                 grade_of = dict(zip(graded.items[position].tolist(), graded.grades[position].tolist(), strict=True))
                 grades.append(np.array([grade_of.get(row, 0.0) for row in rows_N.tolist()], np.float32))
                 counts.append(count)

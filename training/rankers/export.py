@@ -20,6 +20,8 @@ from ..rankers.fit import Ranker
 PARITY_TOLERANCE = 1e-4
 """Tolerance as a share of the largest score of the compared rows, at least 1."""
 COMPARED_ROWS = 256
+LARGEST = -1e38, 1e38
+"""Bounds of the compared numbers; differences of larger ones may overflow."""
 
 
 def ranker_onnx(ranker: Ranker) -> bytes:
@@ -44,7 +46,7 @@ def _example(ranker: Ranker) -> Float32:
     width = len(ranker.feature_names)
     spread_R = rng.choice([0.1, 1.0, 10.0], (COMPARED_ROWS, 1))
     knots_FK = ranker.standardise.knots_FK.numpy()
-    low_F, high_F = knots_FK[:, 0], knots_FK[:, -1]
+    low_F, high_F = knots_FK[:, 0].astype(np.float64), knots_FK[:, -1].astype(np.float64)
     example_RF = (low_F + high_F) / 2 + spread_R * (high_F - low_F) * rng.standard_normal((COMPARED_ROWS, width))
     example_RF[rng.random(example_RF.shape) < 0.2] = np.nan
-    return np.asarray(example_RF, np.float32)
+    return np.clip(example_RF, *LARGEST).astype(np.float32)

@@ -152,10 +152,10 @@ def _graded_queries(bundle: Bundle, file: Path, frame: pl.DataFrame, features: l
 
 def _caller_features(group: dict[str, list[float | None]], names: list[str], rows: Int64) -> CallerFeatures:
     query = {name.removeprefix("query."): group[name][0] for name in names if name.startswith("query.")}
-    items: dict[int, dict[str, float]] = {}
+    items: dict[int, dict[str, float]] = {row: {} for row in rows.tolist() if row >= 0}
     for name in names:
         if name.startswith("item."):
             for row, value in zip(rows.tolist(), group[name], strict=True):
                 if row >= 0 and value is not None:
-                    items.setdefault(row, {})[name.removeprefix("item.")] = value
+                    items[row][name.removeprefix("item.")] = value
     return CallerFeatures({name: value for name, value in query.items() if value is not None}, items)

@@ -23,6 +23,9 @@ from espalier.arrays import Array, Float32
 QUANTILES = 16
 """Pieces of the map to the normal distribution."""
 BLOCK_ROWS = 1 << 12
+FARTHEST = 5.0
+"""Most standard deviations from the mean. Without a limit, a price that was typed wrong, or a year that training has not seen, decides
+alone; in which direction is chance."""
 RAREST = 0.2
 """Smallest standard deviation by which an indicator is divided: what was missing once in a million rows is no input of a thousand."""
 
@@ -54,7 +57,7 @@ class Standardise(nn.Module):
         mean_F, std_F = np.array([_mean_and_deviation(column) for column in columns]).T
         indicators = slice(2 * features_RF.shape[1], None)
         std_F[indicators] = np.maximum(std_F[indicators], RAREST)
-        varies_F = std_F > 1e-7 * np.abs(mean_F)  # smaller deviations are float32 rounding
+        varies_F = std_F > np.maximum(1e-7 * np.abs(mean_F), 1e-30)  # smaller deviations are float32 rounding
         self.register_buffer("mean", torch.from_numpy(mean_F.astype(np.float32)))
         self.register_buffer("scale", torch.from_numpy(np.divide(1, std_F, out=np.zeros_like(std_F), where=varies_F).astype(np.float32)))
         self.outputs = len(columns)
@@ -64,7 +67,8 @@ class Standardise(nn.Module):
         is_missing = features.isnan()
         indicators = is_missing.index_select(-1, self.flagged)
         x = torch.cat([features, _mapped(features, self.knots_FK, self.rise_FK), indicators.to(features.dtype)], -1)
-        return torch.where(torch.cat([is_missing, is_missing, torch.zeros_like(indicators)], -1), 0, (x - self.mean) * self.scale)
+        standardised = ((x - self.mean) * self.scale).clamp(-FARTHEST, FARTHEST)
+        return torch.where(torch.cat([is_missing, is_missing, torch.zeros_like(indicators)], -1), 0, standardised)
 
 
 def _mean_and_deviation(column: Array) -> tuple[float, float]:

@@ -258,9 +258,9 @@ def test_a_later_worker_with_the_same_pid_is_another_one(service: Service) -> No
 
 def test_a_worker_may_serve_more_models_than_its_file_has_room_for(service: Service) -> None:
     one, two = service.worker(11), service.worker(12)
-    for number in range(500):
+    for number in range(2000):
         two.applied(f"model-{number}", number)
-    assert [progress(one, f"model-{number}") for number in (0, 499)] == [{12: 0}, {12: 499}]
+    assert [progress(one, f"model-{number}") for number in (0, 1999)] == [{12: 0}, {12: 1999}]
     assert (service.folder / "12.live").stat().st_size > run_folder.ROOM
     two.applied("model-0", None)
     assert [progress(one, "model-0"), progress(one, "no such model")] == [{}, {}]
