@@ -185,8 +185,25 @@ def test_features_can_be_chosen(bundle: Bundle, tmp_path: Path) -> None:
         added = add_ranker(bundle, open_engine(bundle, "cpu"), sent, replace(config, features=chosen), tmp_path / "m" / out, {})
         assert added.manifest.ranker is not None
         assert set(wanted.split()) <= set(added.manifest.ranker.features)
-    with pytest.raises(InvalidConfig, match="1 to 32"):
-        add_ranker(bundle, open_engine(bundle, "cpu"), split_of(bundle), replace(config, depth=33), tmp_path / "m" / "9", {})
+    for depth in (1, 33):
+        with pytest.raises(InvalidConfig, match="2 to 32"):
+            add_ranker(bundle, open_engine(bundle, "cpu"), split_of(bundle), replace(config, depth=depth), tmp_path / "m" / "9", {})
+
+
+def test_a_ranker_that_orders_worse_than_retrieval_is_said(bundle: Bundle, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    split = split_of(bundle)
+    unwanted = [np.setdiff1d(np.arange(ITEMS), rows) for rows in split.test.items]
+    config = StageConfig(32, ("attribute.worth",), 1000, QUICK)
+    add_ranker(
+        bundle,
+        open_engine(bundle, "cpu"),
+        replace(split, test=equally_relevant(split.test.queries, unwanted)),
+        config,
+        tmp_path / "m" / "1",
+        {},
+    )
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warning.startswith("test: the ranker orders worse than retrieval alone")
 
 
 def test_a_split_without_a_relevant_item_is_named_before_training(
@@ -401,7 +418,7 @@ def test_from_judgements_to_an_answer(bundle: Bundle, judged: Path, tmp_path: Pa
         (["fit-ranker", "--out", "OUT", "--judgements", "nowhere.parquet"], "a readable Parquet file"),
         (["fit-ranker", "--out", "OUT", "--judgements", "JUDGED", "--seed", 2**70], "seed: got 1180591620717411303424, expected"),
         (["fit-ranker", "--out", "OUT", "--judgements", "JUDGED", "--config", "WIDE"], "hidden: got 4097, expected"),
-        (["fit-ranker", "--out", "OUT", "--judgements", "JUDGED", "--depth", 400], "--depth: got 400, expected 1 to 32"),
+        (["fit-ranker", "--out", "OUT", "--judgements", "JUDGED", "--depth", 400], "--depth: got 400, expected 2 to 32"),
         (["fit-ranker", "--out", "OUT"], "expected a model that was trained here"),
     ],
 )

@@ -64,8 +64,9 @@ def default_features(bundle: Bundle, split: QuerySplit) -> tuple[str, ...]:
 def features_of(bundle: Bundle, names: Sequence[str], split: QuerySplit) -> RankFeatures:
     """The features by name; without names, all of valid names. Raises InvalidConfig if neither bundle nor queries have one."""
     available = default_features(bundle, split)
+    usable = [name for name in available if NAME.fullmatch(name)]
     if not names:
-        names = [name for name in available if NAME.fullmatch(name)]
+        names = usable
         if len(names) < len(available):
             unusable = ", ".join(repr(name) for name in available if name not in names)
             log.warning("left out of the ranker's features: %s. Expected column names of at most 64 characters without spaces", unusable)
@@ -75,7 +76,7 @@ def features_of(bundle: Bundle, names: Sequence[str], split: QuerySplit) -> Rank
         raise InvalidConfig("--features", ",".join(names), str(error)) from error
     for name in names:
         if name not in available:
-            raise InvalidConfig("--features", name, f"some of {', '.join(available)}")
+            raise InvalidConfig("--features", name, f"some of {', '.join(usable)}")
     return RankFeatures(bundle, names)
 
 
@@ -85,8 +86,8 @@ def add_ranker(bundle: Bundle, engine: Engine, split: QuerySplit, config: StageC
     notes  further entries of the manifest's description of the training
     """
     begin = time.perf_counter()
-    if not 1 <= config.depth <= bundle.manifest.search.max_m:
-        raise InvalidConfig("--depth", config.depth, f"1 to {bundle.manifest.search.max_m}, the model's largest m")
+    if not 2 <= config.depth <= bundle.manifest.search.max_m:
+        raise InvalidConfig("--depth", config.depth, f"2 to {bundle.manifest.search.max_m}, the model's largest m")
     train, valid, test = collect(bundle, engine, split, config)
     log.info(
         "%d training, %d validation and %d test queries, %.0f s",
@@ -101,6 +102,8 @@ def add_ranker(bundle: Bundle, engine: Engine, split: QuerySplit, config: StageC
         scores_R = ranker.scores(candidates.ranking.features_RF)
         metrics[name]["reranked"] = candidates.quality(scores_R, m, config.depth)
         log.info("%s, %d results, best %d re-ranked: %s", name, m, config.depth, _figures(metrics[name]))
+        if metrics[name]["reranked"]["ndcg"] < metrics[name]["retrieved"]["ndcg"]:
+            log.warning("%s: the ranker orders worse than retrieval alone. More judgements or other features may help", name)
     if test is None:
         log.warning("test: not measured, the model has no test queries")
     names = train.ranking.feature_names
