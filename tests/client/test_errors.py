@@ -206,7 +206,7 @@ CASES: list[tuple[type[ClientError], str, int, dict[str, str], bytes]] = [
     *((InvalidAnswer, "an answer of the type", 200, {"Content-Type": of}, RIGHT) for of in ("text/html", "text/plain", "", "\xe4;")),
     *((InvalidAnswer, "not compressed", 200, {"Content-Encoding": of}, RIGHT) for of in ENCODINGS),
     *((ServiceFailed, BROKEN, 500, {}, content) for content in UNREADABLE),
-    (ServiceFailed, BROKEN, 500, {"Content-Encoding": "gzip"}, gzip.compress(b"[]")),
+    (ServiceFailed, BROKEN, 500, {"Content-Encoding": "gzip"}, gzip.compress(b"[]", mtime=0)),
     *((RequestFailed, "307 Temporary Redirect", 307, {"Location": to}, b"{}") for to in LOCATIONS),
     *((RequestFailed, f"{status} ", status, {"Location": LOCATIONS[-1]}, b"{}") for status in (301, 302, 303, 308)),
     *((RequestFailed, f"{status} ", status, {}, b"") for status in (304, 600, 999)),
