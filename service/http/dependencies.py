@@ -15,10 +15,11 @@ from ..http.api_keys import Keys
 from ..http.memory_budget import Budget, Reservation
 from ..http.middleware import RequestInfo
 from ..http.request_bodies import JSON_TYPES, Body, check_head, parse_body, read_body, validate
+from ..http.single_flight import SingleFlight
 from ..models.loading import EngineSource
 from ..models.registry import Registry
 from ..models.registry_entry import Entry
-from ..retrieval.scans import Scans, SingleFlight
+from ..retrieval.scans import Scans
 from ..retrieval.typical_values import TypicalValues
 from ..settings import Settings
 from ..watch.audit import Audit

@@ -26,7 +26,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
 
 from ..http.api_keys import Keys
-from ..retrieval.scans import SingleFlight
+from ..http.single_flight import SingleFlight
 
 TITLE = "Espalier"
 ACCESS = "x-access"

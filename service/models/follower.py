@@ -217,9 +217,12 @@ class Follower:
 
     def _report_default(self, entry: Entry) -> None:
         """Set the metric of the default version, but not while other workers answer and this one cannot yet."""
-        if entry.loaded is not None or entry.late or entry.tried or not self._workers.others_serve():
-            version = entry.loaded.version if entry.loaded is not None else math.nan if entry.late else 0
-            self._metrics.show("espalier_model_default_version", version, entry.name)
+        if entry.loaded is not None:
+            self._metrics.show("espalier_model_default_version", entry.loaded.version, entry.name)
+        elif entry.late:
+            self._metrics.show("espalier_model_default_version", math.nan, entry.name)
+        elif entry.tried or not self._workers.others_serve():
+            self._metrics.show("espalier_model_default_version", 0, entry.name)
 
     def _loads_nothing(self, entry: Entry) -> bool:
         """Whether all versions that should serve are loaded, so that a change of default need not wait for the loader."""

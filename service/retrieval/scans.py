@@ -1,4 +1,4 @@
-"""Scans of a catalogue, in threads: only a few run at once, a few wait, and none runs past its deadline. And work for several requests.
+"""Scans of a catalogue, in threads: only a few run at once, a few wait, and none runs past its deadline.
 
 A scan of a large catalogue keeps a core busy for a while, and every client that may retrieve may request one. Knows threads and deadlines.
 Does not know the scanned data.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from ..batching.priority import Turns
 from ..errors import DeadlinePassed
@@ -53,27 +53,3 @@ class Scans:
         self._turns.leave()
         if not scan.cancelled():
             scan.exception()  # read it, so that asyncio does not log it if the client has gone
-
-
-class SingleFlight(Generic[T]):
-    """Requests that arrive during a computation wait for its result.
-
-    compute  called in a thread
-    keep     whether later requests get the same result
-    """
-
-    def __init__(self, compute: Callable[[], T], keep: bool = False) -> None:
-        self._compute, self._keep = compute, keep
-        self._running: asyncio.Future[T] | None = None
-
-    async def get(self) -> T:
-        """The result. Raises the error of `compute`; the next request then computes again."""
-        if self._running is None:
-            self._running = asyncio.ensure_future(asyncio.to_thread(self._compute))
-            self._running.add_done_callback(self._done)
-        return await asyncio.shield(self._running)  # so that a client that hangs up does not cancel it for others
-
-    def _done(self, made: asyncio.Future[T]) -> None:
-        failed = made.cancelled() or made.exception() is not None
-        if failed or not self._keep:
-            self._running = None

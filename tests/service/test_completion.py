@@ -14,8 +14,9 @@ import pytest
 from espalier.items import ItemTable
 from service.batching.priority import Turns
 from service.errors import DeadlinePassed, QueueFull
+from service.http.single_flight import SingleFlight
 from service.retrieval import completion
-from service.retrieval.scans import MAX_SCANS, MAX_WAITING, Scans, SingleFlight
+from service.retrieval.scans import MAX_SCANS, MAX_WAITING, Scans
 from service.watch.metrics import Metrics
 from tests.service.own_time import settled
 from tests.service.running import Running

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from service.models.worker_progress import WorkerProgress, Workers
-from service.run_folder import ROOM, living, make, read_page, remove_dead
+from service.run_folder import ROOM, Page, living, make, read_page, remove_dead
 from service.watch.counter_files import remove_process
 from service.watch.metrics import Metrics
 from tests import ROOT
@@ -53,6 +54,20 @@ def test_a_full_disk_leaves_a_page_as_it_was_until_the_next_report(tmp_path: Pat
     assert b'"serving":4' in read_page(tmp_path, os.getpid(), "json")
     worker.report("books", WorkerProgress(serving=5))  # shorter again
     assert b'"serving":5' in read_page(tmp_path, os.getpid(), "json")
+
+
+def test_a_page_is_read_whole_while_its_worker_writes_it(tmp_path: Path) -> None:
+    page, texts = Page(tmp_path, 7, "json"), [letter * length for letter, length in ((b"a", 3 * ROOM), (b"b", 2 * ROOM), (b"c", 5))]
+    page.write(texts[0])
+    writing = threading.Thread(target=lambda: [page.write(text) for text in texts * 500])
+    writing.start()
+    seen = {texts[0]}
+    while writing.is_alive():
+        seen.add(read_page(tmp_path, 7, "json"))
+    writing.join()
+    assert seen <= {*texts}
+    assert read_page(tmp_path, 7, "json") == texts[-1]
+    page.close()
 
 
 def test_workers_have_started_once_each_has_served_every_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,6 +113,7 @@ def test_a_process_alone_writes_nothing() -> None:
 COUNTING = """
 import sys
 import tempfile
+import threading
 from pathlib import Path
 from service.watch.metrics import Metrics, ModelMetrics
 from service.watch.multiprocess import count_in
@@ -167,6 +183,7 @@ def test_what_a_dead_process_counted_stays_and_its_gauges_go(tmp_path: Path) -> 
 UNLOADING = """
 import sys
 import tempfile
+import threading
 from pathlib import Path
 from service.watch.metrics import Metrics
 from service.watch.multiprocess import count_in
