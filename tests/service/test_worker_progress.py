@@ -59,7 +59,12 @@ def test_a_full_disk_leaves_a_page_as_it_was_until_the_next_report(tmp_path: Pat
 def test_a_page_is_read_whole_while_its_worker_writes_it(tmp_path: Path) -> None:
     page, texts = Page(tmp_path, 7, "json"), [letter * length for letter, length in ((b"a", 3 * ROOM), (b"b", 2 * ROOM), (b"c", 5))]
     page.write(texts[0])
-    writing = threading.Thread(target=lambda: [page.write(text) for text in texts * 500])
+
+    def write() -> None:
+        for text in texts * 500:
+            page.write(text)
+
+    writing = threading.Thread(target=write)
     writing.start()
     seen = {texts[0]}
     while writing.is_alive():
