@@ -25,6 +25,7 @@ or as weights of sparse features
 and, if the bundle has a re-ranker,
 
     ranker.onnx         features[N, F] of candidates → scores[N]
+    ranker-texts.safetensors  the words of items' texts (espalier.ranker_texts), if the ranker compares them with the query's
 
 and, if the bundle has a memory of items that go together,
 
@@ -70,6 +71,8 @@ from espalier.memory import Memory
 from espalier.node_rows import HIGHEST, LOWEST, NodeRows, has_known_exponents, rows_of
 from espalier.packed_chunks import unpacked
 from espalier.queries import HistoryKind, TextKind, VectorKind
+from espalier.rank_features import compared_columns
+from espalier.ranker_texts import RankerTexts
 from espalier.shard_parts import ShardParts
 from espalier.stacking import Stacking
 from espalier.stored_arrays import check_arrays
@@ -84,12 +87,13 @@ GRAPH_PARTS = (*COMMON_PARTS, "nodes.safetensors", "query.onnx", "scorer.onnx")
 WEIGHTS, RANKER, MEMORY = "weights.safetensors", "ranker.onnx", "memory.safetensors"
 CONTENT, CONTENT_ARRAYS = "content.onnx", "content.safetensors"
 CHUNKS, TEXT, TAIL, STACKING = "chunks.safetensors", "text.safetensors", "tail.safetensors", "stacking.safetensors"
-LABEL_COUNTS, SHARD = "label-counts.safetensors", "shard.safetensors"
+LABEL_COUNTS, SHARD, RANKER_TEXTS = "label-counts.safetensors", "shard.safetensors", "ranker-texts.safetensors"
 LINEAR_PARTS = (*COMMON_PARTS, CHUNKS)
 FOREST_PARTS = tuple((f"tree-{number}.safetensors", f"chunks-{number}.safetensors") for number in range(2, MAX_TREES + 1))
 """The files of a forest's trees after the first."""
 ALL_PARTS = (
-    *GRAPH_PARTS, CHUNKS, TEXT, RANKER, MEMORY, TAIL, STACKING, CONTENT, CONTENT_ARRAYS, SHARD, *chain.from_iterable(FOREST_PARTS)
+    *GRAPH_PARTS, CHUNKS, TEXT, RANKER, RANKER_TEXTS, MEMORY, TAIL, STACKING, CONTENT, CONTENT_ARRAYS, SHARD,
+    *chain.from_iterable(FOREST_PARTS),
 )  # fmt: skip
 """All files that a bundle may need besides its manifest; `parts_of` says which of them a given bundle needs."""
 OPTIONAL_PARTS = frozenset({WEIGHTS, LABEL_COUNTS})
@@ -249,6 +253,15 @@ class Bundle:
         return self.load_part(STACKING, lambda arrays: Stacking.of_arrays(arrays, info, items, self.linear_scorer.features))
 
     @cached_property
+    def ranker_texts(self) -> RankerTexts | None:
+        """The texts that the ranker compares with a query's, read and checked; None if it compares none."""
+        columns = compared_columns(self.manifest.ranker.features) if self.manifest.ranker else ()
+        if not columns:
+            return None
+        rows, width = self.manifest.tree.items * len(columns), self.vectoriser.width
+        return self.load_part(RANKER_TEXTS, lambda arrays: RankerTexts.of_arrays(arrays, rows, width))
+
+    @cached_property
     def vectoriser(self) -> Vectoriser:
         """Turns texts into features. Raises BundleCorrupt if queries are not texts."""
         kind = self.manifest.query
@@ -290,7 +303,7 @@ class Bundle:
 
     def check(self) -> None:
         """Read and check every array and the items. Raises BundleCorrupt, which names the file."""
-        _ = self.tree, self.items, self.memory, self.shard, self.tail, self.stacking, self.label_counts()
+        _ = self.tree, self.items, self.memory, self.shard, self.tail, self.stacking, self.ranker_texts, self.label_counts()
         _ = self.stored_rows if isinstance(self.manifest.scorer, GraphScorer) else self.trees
 
     def load_part(self, name: str, make: Callable[[dict[str, Array]], T]) -> T:
@@ -307,6 +320,7 @@ def parts_of(manifest: Manifest) -> tuple[str, ...]:
     """The files that a bundle must have besides its manifest."""
     others: dict[str, object] = {
         RANKER: manifest.ranker,
+        RANKER_TEXTS: compared_columns(manifest.ranker.features) if manifest.ranker else None,
         MEMORY: manifest.memory,
         CONTENT: manifest.content,
         CONTENT_ARRAYS: manifest.content,
@@ -316,7 +330,7 @@ def parts_of(manifest: Manifest) -> tuple[str, ...]:
     }
     kind = GRAPH_PARTS if isinstance(manifest.scorer, GraphScorer) else LINEAR_PARTS
     text = (TEXT,) if isinstance(manifest.query, TextKind) else ()
-    named = (name for name, info in others.items() if info is not None)
+    named = (name for name, info in others.items() if info)
     return (*kind, *text, *named, *chain.from_iterable(FOREST_PARTS[: len(manifest.trees)]))
 
 

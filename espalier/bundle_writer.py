@@ -24,6 +24,8 @@ from espalier.bundle import (
     LABEL_COUNTS,
     MEMORY,
     OPTIONAL_PARTS,
+    RANKER,
+    RANKER_TEXTS,
     SHARD,
     STACKING,
     TAIL,
@@ -48,12 +50,14 @@ from espalier.manifest import (
     LinearScorer,
     Manifest,
     ManifestDraft,
+    RankerInfo,
     ScorerForm,
     TreeInfo,
 )
 from espalier.memory import Memory
 from espalier.node_rows import width_of
 from espalier.packed_chunks import packed
+from espalier.ranker_texts import RankerTexts
 from espalier.shard_parts import ShardParts
 from espalier.stacking import Stacking
 from espalier.tail import Tail
@@ -173,24 +177,36 @@ def write_bundle(path: Path, draft: ManifestDraft, content: GraphContent | Linea
     return Bundle.open(path, verify=False)
 
 
-def with_parts(bundle: Bundle, path: Path, fields: Mapping[str, Any], parts: Mapping[str, bytes | pa.Table]) -> Bundle:
+def with_parts(bundle: Bundle, path: Path, fields: Mapping[str, Any], parts: Mapping[str, bytes | pa.Table | Table]) -> Bundle:
     """Write a bundle with other manifest fields and some files replaced or added. Atomic, as `write_bundle`.
 
     fields  of the manifest; name, version and creation time follow from `path` and now
-    parts   file name → its bytes, or the table of a Parquet file
+    parts   file name → its bytes, the table of a Parquet file, or an object of arrays
     """
     manifest = bundle.manifest
+    kept = {*parts_of(manifest.model_copy(update=dict(fields))), *OPTIONAL_PARTS}
     with _new_version(path) as folder:
-        for name in {*parts_of(manifest), *OPTIONAL_PARTS} & manifest.files.keys() - parts.keys():
+        for name in kept & manifest.files.keys() - parts.keys():
             shutil.copyfile(bundle.path / name, folder / name)
         for name, part in parts.items():
             if isinstance(part, bytes):
                 (folder / name).write_bytes(part)
-            else:
+            elif isinstance(part, pa.Table):
                 pq.write_table(part, folder / name)
+            else:
+                write_safetensors(folder / name, part.arrays())
         named = {"name": path.absolute().parent.name, "version": int(path.name), "created": datetime.now(UTC)}
         _write_manifest(folder, manifest.model_dump() | named | dict(fields))
     return Bundle.open(path, verify=False)
+
+
+def with_ranker(bundle: Bundle, path: Path, info: RankerInfo, ranker_onnx: bytes, texts: RankerTexts | None) -> Bundle:
+    """`with_parts`, with a ranker in place of the bundle's.
+
+    texts  of all items, if the ranker compares them with queries
+    """
+    tables = {} if texts is None else {RANKER_TEXTS: texts}
+    return with_parts(bundle, path, {"ranker": info}, {RANKER: ranker_onnx, **tables})
 
 
 @contextmanager

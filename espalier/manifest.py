@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstrai
 from espalier.bundle_files import sha256_of
 from espalier.content_info import ContentInfo
 from espalier.queries import FeaturesKind, HistoryKind, QueryKind, TextKind
-from espalier.rank_features import HISTORY, check_names, needs_node_rows
+from espalier.rank_features import HISTORY, TEXT, check_names, needs_node_rows
 from espalier.tree import Tree
 
 FORMAT: Literal["espalier-bundle"] = "espalier-bundle"
@@ -500,7 +500,8 @@ class Manifest(ManifestDraft):
         if ranker.max_depth > self.search.max_m:
             raise ValueError(f"a ranker of {ranker.max_depth} candidates cannot follow a search that gives at most {self.search.max_m}")
         for name in ranker.features:
-            if name in HISTORY and not isinstance(self.query, HistoryKind):
+            readable = HistoryKind if name in HISTORY else TextKind if name.startswith(TEXT) else object
+            if not isinstance(self.query, readable):
                 raise ValueError(f"a ranker cannot have the feature {name} of {self.query.kind} queries")
             if needs_node_rows(name) and isinstance(self.scorer, LinearScorer):
                 raise ValueError(f"a ranker cannot have the feature {name} where scorers are linear: they have no node rows")

@@ -11,11 +11,17 @@
     history.mean            mean of all
     history.recent          weighted mean of all: an item weighs half as much as one that is HALF_LIFE positions newer
     history.last            cosine to the newest item
+    text.words.COLUMN       inner product of the words of a text query with those of a text column of the item table
+    text.pairs.COLUMN       the same of several words in a row
+    text.letters.COLUMN     the same of several letters in a row
+    text.coverage.COLUMN    share of the query's words, by weight, that the column has
+    text.length.COLUMN      natural logarithm of 1 + distinct known words of the column
     attribute.COLUMN        a numeric column of the item table; false is 0, true is 1
     query.NAME              what the caller sends with the query
     item.NAME               what the caller sends with the query for an item
 
-Node rows are those of leaves. `espalier.rerank.features` computes the numbers.
+Node rows are those of leaves. n-grams weigh as in searches. The features of a text without a known one are NaN. `espalier.rerank.features`
+computes the numbers.
 """
 
 from __future__ import annotations
@@ -27,8 +33,10 @@ RETRIEVAL = ("retrieval.log_position", "retrieval.rank", "retrieval.score")
 COSINES = ("history.best", "history.top3", "history.mean", "history.recent", "history.last")
 HISTORY = ("history.length", "history.seen", *COSINES)
 LEAF = ("leaf.norm",)
-KNOWN = (*RETRIEVAL, *LEAF, *HISTORY, "attribute.COLUMN", "query.NAME", "item.NAME")
-NAME = re.compile(r"(retrieval|history|leaf)\.\w+|(attribute|query|item)\.\S{1,64}")
+TEXT = ("text.words.", "text.pairs.", "text.letters.", "text.coverage.", "text.length.")
+"""Each is followed by the name of a column."""
+KNOWN = (*RETRIEVAL, *LEAF, *HISTORY, *(f"{prefix}COLUMN" for prefix in TEXT), "attribute.COLUMN", "query.NAME", "item.NAME")
+NAME = re.compile(r"(retrieval|history|leaf)\.\w+|(attribute|query|item|text\.\w+)\.\S{1,64}")
 HALF_LIFE = 8
 """Positions after which an item of the history weighs half in `history.recent`."""
 
@@ -36,7 +44,7 @@ HALF_LIFE = 8
 def check_names(names: Sequence[str]) -> None:
     """Raise ValueError unless these are valid, distinct names of features."""
     for name in names:
-        is_prefixed = name.split(".", 1)[0] in ("attribute", "query", "item")
+        is_prefixed = name.startswith(("attribute.", "query.", "item.", *TEXT))
         if not NAME.fullmatch(name) or not (is_prefixed or name in (*RETRIEVAL, *HISTORY, *LEAF)):
             raise ValueError(f"{name!r} is no feature of a candidate: expected {', '.join(KNOWN)}")
         if names.count(name) > 1:
@@ -46,3 +54,9 @@ def check_names(names: Sequence[str]) -> None:
 def needs_node_rows(name: str) -> bool:
     """Whether a feature is computed from node rows, which bundles of linear scorers lack."""
     return name in LEAF or name in COSINES
+
+
+def compared_columns(names: Sequence[str]) -> tuple[str, ...]:
+    """The columns whose texts these features compare with a query's, in order of appearance."""
+    parts = (name.split(".", 2) for name in names if name.startswith(TEXT))
+    return tuple(dict.fromkeys(column for _, _, column in parts))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -19,11 +18,11 @@ import pyarrow.types as pt
 from espalier.arrays import Float32, Int64
 from espalier.bundle import Bundle
 from espalier.errors import BundleCorrupt
-from espalier.live.items import LiveItems
-from espalier.live.overlay import Overlay
 from espalier.node_rows import NodeRows
 from espalier.queries import QueryBatch
-from espalier.rank_features import COSINES, HALF_LIFE, HISTORY, needs_node_rows
+from espalier.rank_features import COSINES, HALF_LIFE, HISTORY, compared_columns, needs_node_rows
+from espalier.rerank.live_candidates import LiveCandidates
+from espalier.rerank.text_matches import TextMatches, ranker_texts
 
 
 @dataclass(frozen=True)
@@ -42,6 +41,7 @@ class RankFeatures:
     """Computes the features of a bundle's candidates.
 
     names  of the features, in the order of the columns. Raises BundleCorrupt if the bundle lacks a column or node rows that they need
+    texts  of all items, which features `text.…` compare with queries; None: there are no such features
     """
 
     def __init__(self, bundle: Bundle, names: Sequence[str]) -> None:
@@ -57,6 +57,8 @@ class RankFeatures:
         if any(map(needs_node_rows, names)):
             self._rows_ND = bundle.node_rows_ND
             self._leaf_of_item = bundle.tree.leaf_of_item
+        self.texts = ranker_texts(bundle, names)
+        self._matches = None if self.texts is None else TextMatches(bundle, compared_columns(names), self.texts)
 
     def _caller_columns(self, prefix: str) -> dict[str, int]:
         return {name.removeprefix(prefix): f for name, f in self._column.items() if name.startswith(prefix)}
@@ -82,6 +84,8 @@ class RankFeatures:
         retrieval = {"retrieval.log_position": log_position_N, "retrieval.rank": ranks_N, "retrieval.score": scores_N}
         columns: dict[str, Any] = {name: values for name, values in retrieval.items() if name in self._column}
         columns |= {name: _attribute(name, column_I, rows_N, live) for name, column_I in self._attributes.items()}
+        if self._matches is not None:
+            columns |= self._matches.of(queries, b, rows_N, live)
         rows_ND = None if self._rows_ND is None else self._node_rows(rows_N, live)
         if rows_ND is not None:
             columns["leaf.norm"] = _norms(rows_ND)
@@ -171,31 +175,3 @@ def _cosines(rows_ND: Float32, norm_N: Float32, history_TD: Float32) -> dict[str
         "history.recent": cosine_NT @ (weight_T / weight_T.sum()),
         "history.last": cosine_NT[:, -1],
     }
-
-
-class LiveCandidates:
-    """Fields and node rows, in one snapshot, of candidates that were put or changed after training."""
-
-    def __init__(self, table: LiveItems, overlay: Overlay) -> None:
-        self._table, self._overlay = table, overlay
-
-    def numbers(self, column: str, rows_W: Int64) -> tuple[Int64, Float32]:
-        """Positions of the item rows whose fields are not as trained, and these items' numbers in a column, NaN for null."""
-        positions = np.flatnonzero((rows_W >= self._overlay.items) | np.isin(rows_W, self._changed))
-        values: list[Any] = self._table.values(column, rows_W[positions]) if len(positions) else []
-        return positions, np.array([np.nan if value is None else float(value) for value in values], np.float32)
-
-    def node_rows(self, rows_W: Int64) -> tuple[Int64, Float32]:
-        """Positions of the item rows that have live leaves, and these leaves' node rows, float32[…, D]."""
-        leaves = self._overlay.trees[0]
-        handles = self._overlay.handles_of(rows_W)
-        if leaves.rows_PD is None or not len(leaves):
-            return np.empty(0, np.int64), np.empty((0, 1), np.float32)
-        entries = leaves.of_handles(handles)
-        positions = np.flatnonzero(entries)
-        return positions, leaves.rows_PD[entries[positions]]
-
-    @cached_property
-    def _changed(self) -> Int64:
-        """Trained item rows whose fields may have been changed."""
-        return np.concatenate([self._overlay.row_W, self._overlay.changed[1]])

@@ -23,7 +23,8 @@ from espalier.checks.golden_answers import GoldenAnswers
 from espalier.engines.graphs import read_graph
 from espalier.errors import BundleCorrupt
 from espalier.queries import QueryBatch
-from espalier.rerank.features import NO_CALLER_FEATURES, CallerFeatures, LiveCandidates, RankFeatures
+from espalier.rerank.features import NO_CALLER_FEATURES, CallerFeatures, RankFeatures
+from espalier.rerank.live_candidates import LiveCandidates
 from espalier.search import SearchResult
 
 log = logging.getLogger(__name__)

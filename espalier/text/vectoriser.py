@@ -35,7 +35,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from espalier.arrays import Array, read_only
+from espalier.arrays import Array, Int32, Int64, read_only
 from espalier.entry_lists import with_room
 from espalier.errors import BundleCorrupt, InvalidConfig, InvalidData, InvalidQuery
 from espalier.stored_arrays import Dtypes, check_arrays
@@ -183,6 +183,10 @@ class Vectoriser:
                 return range(first, first + size)
         return range(0)
 
+    def block_of(self, features: int | Int32) -> Int64:
+        """The position of each feature's block."""
+        return np.asarray(np.searchsorted(self._layout[:, 2], features, "right") - 1)
+
     def transform(self, texts: Sequence[str]) -> SparseRows:
         """A row of length 1 per text, empty for a text without features. Any text is valid, and a row depends on its text alone."""
         return self._transformed(texts, 0.0)
@@ -206,7 +210,7 @@ class Vectoriser:
         for feature in map(int, indices):
             if not 0 <= feature < self.width:
                 raise InvalidQuery("indices", feature, f"feature numbers from 0 to {self.width - 1}")
-            k = int(np.searchsorted(self._layout[:, 2], feature, "right")) - 1
+            k = int(self.block_of(feature))
             block, number = self.blocks[k], feature - int(self._layout[k, 2])
             bin_number = number - int(self._layout[k, 3])
             if bin_number >= 0:

@@ -23,7 +23,7 @@ from espalier.live.masks import eligible_rows
 from espalier.live.overlay import PARENT, SLOT, Overlay
 from espalier.masks.filters import Filter
 from espalier.memory import Memory
-from espalier.rerank.features import LiveCandidates
+from espalier.rerank.live_candidates import LiveCandidates
 from espalier.search import NodeMask
 from espalier.tail import Tail
 from espalier.tree import Tree

@@ -14,7 +14,8 @@ import numpy as np
 
 from espalier.arrays import Bool, Float32, Int64
 from espalier.queries import QueryBatch
-from espalier.rerank.features import CallerFeatures, LiveCandidates
+from espalier.rerank.features import CallerFeatures
+from espalier.rerank.live_candidates import LiveCandidates
 from espalier.rerank.ranker import Reranked
 from espalier.search import SearchResult
 

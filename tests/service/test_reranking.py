@@ -241,7 +241,11 @@ def test_a_manifest_says_what_cannot_be(plain: Bundle, tmp_path: Path) -> None:
             manifest(plain, **wrong)
     rng = np.random.default_rng(0)
     linear = make_linear_bundle(tmp_path, rng, random_tree(rng, 2, 3), Ranking(own="log_activation", gamma=1))
-    for name, why in (("history.seen", "of features queries"), ("leaf.norm", "no node rows")):
+    for name, why in (
+        ("history.seen", "of features queries"),
+        ("text.words.brand", "of features queries"),
+        ("leaf.norm", "no node rows"),
+    ):
         with pytest.raises(ValueError, match=why):
             manifest(linear, depth=1, max_depth=1, features=[name])
 

@@ -23,7 +23,7 @@ from espalier.errors import InvalidConfig, InvalidData
 from espalier.manifest import Ranking
 from espalier.metrics import ndcg_at_m
 from espalier.queries import HistoryKind, pad_histories
-from espalier.rank_features import HISTORY, LEAF, RETRIEVAL
+from espalier.rank_features import HISTORY, LEAF, RETRIEVAL, TEXT
 from espalier.rerank.features import CallerFeatures, RankFeatures
 from espalier.rerank.ranker import Reranker, verify_ranker
 from espalier.search import NO_ITEM
@@ -38,7 +38,7 @@ from training.rankers.candidates import retrieve
 from training.rankers.graded_queries import GradedQueries, QuerySplit, equally_relevant
 from training.rankers.judgements import from_judgements
 from training.rankers.log_queries import from_log
-from training.rankers.second_stage import StageConfig, add_ranker, collect, default_features
+from training.rankers.second_stage import StageConfig, add_ranker, collect, default_features, features_of
 from training.specification.ranker import HighwayConfig, LinearRankerConfig, ranker_config
 
 ITEMS = 64
@@ -315,7 +315,7 @@ def test_that_an_item_has_a_value_does_not_tell_that_it_was_judged(
     bundle: Bundle, judged: Path, names: tuple[str, ...], all_are_candidates: bool
 ) -> None:
     split = from_judgements(bundle, judged, 1)
-    train, *_ = collect(bundle, open_engine(bundle, "cpu"), split, StageConfig(32, names, 96, QUICK))
+    train, *_ = collect(bundle, open_engine(bundle, "cpu"), features_of(bundle, names, split), split, StageConfig(32, names, 96, QUICK))
     rows = train.rows_BM[train.rows_BM != NO_ITEM]
     assert (rows % 5 == 0).any() == all_are_candidates  # these were not judged
     assert (rows % 7 == 0).any()  # these were judged without a discount
@@ -538,7 +538,8 @@ def test_from_a_log_of_texts(tmp_path: Path, quick: Path, said_by: Callable[...,
     ranker = Bundle.open(shop / "2").manifest.ranker
     assert ranker is not None
     assert ranker.training["users"] == "training"
-    assert ranker.features == (*RETRIEVAL, "attribute.price")
+    columns = ("title", "colour")
+    assert ranker.features == (*RETRIEVAL, *(prefix + column for column in columns for prefix in TEXT), "attribute.price")
     for option in (("--users", "validation"), ("--exclude-seen",)):
         status, said = said_by("fit-ranker", "--model", shop / "1", "--out", shop / "3", *option)
         assert status == 1

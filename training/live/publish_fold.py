@@ -16,13 +16,14 @@ from typing import Any
 import numpy as np
 
 from espalier.bundle import RANKER, Bundle
-from espalier.bundle_writer import GraphContent, LinearContent, with_parts, write_bundle
+from espalier.bundle_writer import GraphContent, LinearContent, with_ranker, write_bundle
 from espalier.checks.golden import encode_table
 from espalier.chunks import Chunks, TreeChunks
 from espalier.errors import InvalidConfig
 from espalier.live.fold import Folded, fold_draft, folded
 from espalier.live.state import LiveState
 from espalier.packed_chunks import rounded
+from espalier.rerank.text_matches import ranker_texts
 from espalier.search import Engine
 
 from ..evaluate import held_out_queries, measure
@@ -87,10 +88,11 @@ def publish_fold(bundle: Bundle, state: LiveState, out: Path, lesson: Lesson | N
         return {"test": {"raw": measure(written, engine, queries, [draft.search.beam_size], ms, batch=64)}} if len(queries) else {}
 
     def write_version(folder: Path) -> Bundle:
-        if bundle.manifest.ranker is None:
+        ranker = bundle.manifest.ranker
+        if ranker is None:
             return write_bundle(folder, draft, content)
         written = write_bundle(folder.with_name("unranked") / folder.name, draft, content)
-        return with_parts(written, folder, {"ranker": bundle.manifest.ranker}, {RANKER: bundle.graph(RANKER)})
+        return with_ranker(written, folder, ranker, bundle.graph(RANKER), ranker_texts(written, ranker.features))
 
     golden = bundle.golden()
     return publish(out, write_version, lambda written: answered_anew(golden, written, encode_table(written, golden)), measure_bundle, ms)

@@ -50,14 +50,14 @@ class Candidates:
             raise InvalidData("queries", "no relevant item", "at least one query with a relevant item")
         relevant = [self.relevant[b] for b in with_relevant.tolist()]
         answered_BM = rows_BM[with_relevant]
-        lists = [self._graded_list(b, row_M[:m], m) for b, row_M in zip(with_relevant.tolist(), answered_BM, strict=True)]
+        lists = [self.graded_list(b, row_M[:m], m) for b, row_M in zip(with_relevant.tolist(), answered_BM, strict=True)]
         offset, grades_R = np.concatenate([[0], np.cumsum([*map(len, lists)])]), np.concatenate(lists)
         return {
             "ndcg": float(ndcg(-np.arange(len(grades_R), dtype=np.float64), grades_R, offset, m).mean()),
             "recall": float(precision_recall_f(answered_BM, relevant, m)[1].mean()),
         }
 
-    def _graded_list(self, b: int, rows_M: Int64, m: int) -> Float64:
+    def graded_list(self, b: int, rows_M: Int64, m: int) -> Float64:
         """The grades of m answered items of query b, 0 where there is none, and then of its other relevant items."""
         grade_of = dict(zip(self.relevant[b].tolist(), self.grades[b].tolist(), strict=True))
         answered = [grade_of.pop(row, 0.0) for row in rows_M.tolist()]

@@ -11,12 +11,13 @@ from typing import Any
 
 from tqdm import tqdm
 
-from espalier.bundle import RANKER, Bundle
-from espalier.bundle_writer import with_parts
+from espalier.bundle import Bundle
+from espalier.bundle_writer import with_ranker
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.manifest import GraphScorer, RankerInfo
-from espalier.queries import HistoryKind
-from espalier.rank_features import HISTORY, LEAF, NAME, RETRIEVAL, check_names, needs_node_rows
+from espalier.placement.linear_placement import text_columns
+from espalier.queries import HistoryKind, TextKind
+from espalier.rank_features import HISTORY, LEAF, NAME, RETRIEVAL, TEXT, check_names, needs_node_rows
 from espalier.rerank.features import RankFeatures, is_numeric
 from espalier.search import Engine
 
@@ -58,6 +59,8 @@ def default_features(bundle: Bundle, split: QuerySplit) -> tuple[str, ...]:
     item = {f"item.{name}" for features in caller_features for numbers in features.items.values() for name in numbers}
     history = HISTORY if isinstance(manifest.query, HistoryKind) else ()
     built_in = [name for name in (*RETRIEVAL, *LEAF, *history) if isinstance(manifest.scorer, GraphScorer) or not needs_node_rows(name)]
+    texts = text_columns(bundle) if isinstance(manifest.query, TextKind) else ()
+    built_in += [prefix + column for column in texts for prefix in TEXT]
     return (*built_in, *columns, *sorted(query), *sorted(item))
 
 
@@ -88,7 +91,8 @@ def add_ranker(bundle: Bundle, engine: Engine, split: QuerySplit, config: StageC
     begin = time.perf_counter()
     if not 2 <= config.depth <= bundle.manifest.search.max_m:
         raise InvalidConfig("--depth", config.depth, f"2 to {bundle.manifest.search.max_m}, the model's largest m")
-    train, valid, test = collect(bundle, engine, split, config)
+    features = features_of(bundle, config.features, split)
+    train, valid, test = collect(bundle, engine, features, split, config)
     log.info(
         "%d training, %d validation and %d test queries, %.0f s",
         *(0 if part is None else len(part.relevant) for part in (train, valid, test)),
@@ -110,14 +114,15 @@ def add_ranker(bundle: Bundle, engine: Engine, split: QuerySplit, config: StageC
     training = notes | {"config": config.ranker.model_dump(), "queries": len(train.relevant), "m": m, "metrics": metrics}
     info = RankerInfo(features=names, depth=config.depth, max_depth=bundle.manifest.search.max_m, training=training)
     graph = ranker_onnx(ranker)
-    return publish(out, lambda folder: with_parts(bundle, folder, {"ranker": info}, {RANKER: graph}), Bundle.golden)
+    return publish(out, lambda folder: with_ranker(bundle, folder, info, graph, features.texts), Bundle.golden)
 
 
-def collect(bundle: Bundle, engine: Engine, split: QuerySplit, config: StageConfig) -> tuple[Candidates, Candidates, Candidates | None]:
+def collect(
+    bundle: Bundle, engine: Engine, features: RankFeatures, split: QuerySplit, config: StageConfig
+) -> tuple[Candidates, Candidates, Candidates | None]:
     """The candidates of the training, validation and test queries; None without test queries. Those of the last two are at least
     REPORTED_M, if the model can find so many. Raises InvalidData where no query of a split has a relevant item.
     """
-    features = features_of(bundle, config.features, split)
     beam_size, seed = bundle.manifest.search.beam_size, config.ranker.seed
     splits = {
         "training": split.train.sample(config.queries, seed),

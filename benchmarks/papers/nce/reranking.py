@@ -29,8 +29,8 @@ from scipy.stats import ttest_rel
 from benchmarks.papers.nce.boosting import BoostedTrees, BoostingConfig, fit_boosted_trees
 from benchmarks.report_file import command_line, write_report
 from espalier.arrays import Float32, Float64
-from espalier.bundle import RANKER, Bundle
-from espalier.bundle_writer import with_parts
+from espalier.bundle import Bundle
+from espalier.bundle_writer import with_ranker
 from espalier.engines import open_engine
 from espalier.manifest import RankerInfo
 from espalier.metrics import ndcg_at_m, precision_recall_f
@@ -40,7 +40,7 @@ from training.rankers.candidates import Candidates
 from training.rankers.export import ranker_onnx
 from training.rankers.graded_queries import GradedQueries
 from training.rankers.log_queries import Users, from_log
-from training.rankers.second_stage import StageConfig, collect, fit
+from training.rankers.second_stage import StageConfig, collect, features_of, fit
 from training.specification.ranker import HighwayConfig, ranker_config
 
 M = 10
@@ -101,7 +101,8 @@ def measured(bundle: Bundle, data: Path | None, users: Users, exclude_seen: bool
     query_sets = from_log(bundle, data, users, exclude_seen)
     engine = open_engine(bundle, "cpu")
     stage = StageConfig(depth, (), queries, HighwayConfig())
-    train, valid, test = collect(bundle, engine, query_sets, stage)
+    features = features_of(bundle, (), query_sets)
+    train, valid, test = collect(bundle, engine, features, query_sets, stage)
     if test is None:
         raise SystemExit(f"{bundle.path}: no test queries")
     qualities = {"retrieval": quality(test, None)}
@@ -120,7 +121,7 @@ def measured(bundle: Bundle, data: Path | None, users: Users, exclude_seen: bool
                 with tempfile.TemporaryDirectory() as folder:
                     info = RankerInfo(features=ranker.feature_names, depth=depth, max_depth=depth)
                     path = Path(folder) / bundle.manifest.name / "1"
-                    added = with_parts(bundle, path, {"ranker": info}, {RANKER: ranker_onnx(ranker)})
+                    added = with_ranker(bundle, path, info, ranker_onnx(ranker), features.texts)
                     ms = ms_of_stage(Reranker(added), added, query_sets.test, depth)
             rows.append(row_of(system, qualities[system], cpu_s, ms))
             print(rows[-1], flush=True)
