@@ -184,9 +184,8 @@ def with_parts(bundle: Bundle, path: Path, fields: Mapping[str, Any], parts: Map
     parts   file name → its bytes, the table of a Parquet file, or an object of arrays
     """
     manifest = bundle.manifest
-    kept = {*parts_of(manifest.model_copy(update=dict(fields))), *OPTIONAL_PARTS}
     with _new_version(path) as folder:
-        for name in kept & manifest.files.keys() - parts.keys():
+        for name in {*parts_of(manifest), *OPTIONAL_PARTS} & manifest.files.keys() - parts.keys():
             shutil.copyfile(bundle.path / name, folder / name)
         for name, part in parts.items():
             if isinstance(part, bytes):
