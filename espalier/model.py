@@ -49,7 +49,7 @@ from espalier.queries import (
     encode_vectors,
     pad_histories,
 )
-from espalier.search import NO_ITEM, Device, NodeMask, SearchParams, SearchResult, padded
+from espalier.search import NO_ITEM, Device, NodeMask, SearchParams, SearchResult, check_finite, padded
 from espalier.text.sparse_rows import SparseRows
 from espalier.wording import in_python
 
@@ -208,7 +208,9 @@ class Model:
                 params = replace(params, m_B=m_B[positions])
             if filters is not None:
                 params = replace(params, mask_B=tuple(self.mask(filters[b], ask.exclude_filter) for b in positions.tolist()))
-            yield self.engine.search(block, params)
+            result = self.engine.search(block, params)
+            check_finite(block, result, int(positions[0]))
+            yield result
 
     def encoded(self, queries: Any) -> QueryBatch:
         """Queries as the engine takes them. See `search`."""

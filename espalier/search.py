@@ -263,6 +263,14 @@ class SearchResult:
     leaf_states_BS: Float32 | None = None
 
 
+def check_finite(queries: QueryBatch, result: SearchResult, first: int = 0) -> None:
+    """Raise InvalidQuery if a vector has a score that is not finite, which only the search can tell. first: number of the first query."""
+    if result.finite_B is not None and not result.finite_B.all():
+        b = int(np.flatnonzero(~result.finite_B)[0])
+        largest = float(queries.array[b][np.argmax(np.abs(queries.array[b]))])
+        raise InvalidQuery(f"queries[{first + b}].vector", largest, "numbers whose scores are finite")
+
+
 class Engine(Protocol):
     """Searches one bundle. Holds no search knob: those are arguments of `search()`."""
 

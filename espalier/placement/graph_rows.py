@@ -41,6 +41,8 @@ LONGEST = 0.99
 """Quantile of the trained rows' distances from the mean row that no new row exceeds."""
 EXPLORED = 1.3
 """How often searches find live items, in multiples of the share that their counts imply."""
+MOST_CLOSED = 0.5
+"""The largest share of the gaps that a shift closes. To close the last ones, an item would come first wherever it can be found."""
 NEAREST = 10
 """Most neighbours of an item."""
 FEWEST = 32
@@ -62,8 +64,8 @@ class Shifts:
         """The shift of items that are relevant `share` times as often as a mean item; 0 without gaps."""
         if not len(self.gap_G):
             return 0.0
-        closed = round(EXPLORED * share * self.mean)
-        return float(self.gap_G[min(max(closed, 1), len(self.gap_G)) - 1])
+        closed = round(min(EXPLORED * share * self.mean, MOST_CLOSED * len(self.gap_G)))
+        return float(self.gap_G[max(closed, 1) - 1])
 
 
 NO_SHIFTS = Shifts(np.empty(0, np.float32), 0.0)

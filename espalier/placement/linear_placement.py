@@ -11,9 +11,10 @@ Legend: F features, K neighbours.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -35,6 +36,8 @@ BEAM = 24
 """Candidate parents of an item. The search also scores their leaves, which takes most of the time of a placement."""
 BLOCK = 4096
 """Items whose texts are read at a time."""
+SAMPLE = 256
+"""Trained items, evenly spaced, whose words say how much an item's own words weigh."""
 
 
 class LinearPlacement:
@@ -53,7 +56,24 @@ class LinearPlacement:
 
     @cached_property
     def _rows(self) -> list[LinearRows]:
-        return [LinearRows(tree, chunks) for tree, chunks in self.bundle.trees]
+        trees = [LinearRows(tree, chunks) for tree, chunks in self.bundle.trees]
+        if self.takes_fields:
+            for rows in trees:
+                rows.length = np.float32(self._own_scale(rows)) or rows.length
+        return trees
+
+    def _own_scale(self, rows: LinearRows) -> float:
+        """The median factor between the own words of SAMPLE trained items and their weights; 0 if they have no words."""
+        items, factors = self.bundle.items, []
+        sample = np.unique(np.linspace(0, len(items) - 1, SAMPLE).astype(np.int64))
+        columns = [items.values(name, sample) for name in self._column_weights]
+        for item, values in zip(sample.tolist(), zip(*columns, strict=True), strict=True):
+            own, length = self._own_words(dict(zip(self._column_weights, values, strict=True)))
+            feature, weight = rows.weights_of(item)
+            _, of_own, of_leaf = np.intersect1d(own.indices, feature, assume_unique=True, return_indices=True)
+            if length > 0:
+                factors.append(float(own.values[of_own] @ weight[of_leaf]) / length)
+        return float(np.median(factors)) if factors else 0.0
 
     @cached_property
     def _column_weights(self) -> dict[str, float]:
@@ -66,16 +86,20 @@ class LinearPlacement:
         """
         if item.document is None:
             return query_features(item), 1.0
+        own, length = self._own_words(item.fields or {})
+        if length == 0:  # the fields have no known word, but the text has
+            return _sum([item.document.normalised(), item.events.features]), 1.0
+        return _sum([own, item.events.features]), length ** (1 / (1 + len(item.events)))
+
+    def _own_words(self, fields: Mapping[str, Any]) -> tuple[SparseRows, float]:
+        """[1, F], of length 1, and the length that training gives it."""
         weights = self._column_weights
-        rows = [self.bundle.vectoriser.documents([joined_text([(item.fields or {}).get(name)])]) for name in weights]
+        rows = [self.bundle.vectoriser.documents([joined_text([fields.get(name)])]) for name in weights]
         squares = _sum(
             [replace(row, values=np.square(np.float32(weight) * row.values)) for row, weight in zip(rows, weights.values(), strict=True)]
         )
         length = float(np.sqrt(squares.values.sum(dtype=np.float64))) / self._own_length
-        if length == 0:  # the fields have no known word, but the text has
-            return _sum([item.document.normalised(), item.events.features]), 1.0
-        features = _sum([replace(squares, values=np.sqrt(squares.values)).normalised(), item.events.features])
-        return features, length ** (0.5 / (1 + len(item.events)))
+        return replace(squares, values=np.sqrt(squares.values)).normalised(), length**0.5
 
     @cached_property
     def _trained(self) -> NodeMask:
@@ -153,7 +177,7 @@ class LinearPlacement:
             if not cached:
                 like_weights = [self._weights(leaves, tree, int(item), overlay) for item in like]
                 mean = added([(feature, weight / np.float32(len(like))) for feature, weight in like_weights]) if like_weights else None
-                cached.append(leaves.row(x, length, near[0], near[1], mean, in_tail=tree == 0 and self.bundle.tail is not None))
+                cached.append(leaves.row(x, length, near[0], near[1], mean, tree == 0 and self.bundle.tail is not None, self.takes_fields))
             return cached[0]
 
         return row

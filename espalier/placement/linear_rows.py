@@ -7,7 +7,9 @@ details were chosen on validation queries (benchmarks/results, cold start):
               of the leaves' weights and s the item's own length: about what `prior` makes of an item that no query led to
     bias      the first quartile of the leaves' biases
 
-Weights below the model's smallest are dropped. In a bundle's tail the row of a new item is x, as if its text were its only training point.
+In models that find items by their words, neighbours add only features that x lacks, as in training (`near_words.py`): otherwise a new item
+would come before equal trained ones. Weights below the model's smallest are dropped. In a bundle's tail the row of a new item is x, as if
+its text were its only training point.
 
 Legend: P clusters (nodes of the level above the leaves), F features, K neighbours.
 """
@@ -37,7 +39,7 @@ BIAS_QUANTILE = 0.25
 class LinearRows:
     """Makes the rows of one tree's new leaves. Used by any number of threads.
 
-    length    the median length of the leaves' weights
+    length    the median length of the leaves' weights, or another one that is given
     smallest  the model's smallest weight, in absolute value
     bias      of all new leaves
     """
@@ -62,11 +64,13 @@ class LinearRows:
         cosine_K: Sequence[float] | Float32,
         like: Weights | None = None,
         in_tail: bool = False,
+        keeps: bool = False,
     ) -> LiveRow:
         """A new item's row.
 
         x        the item's features, ascending, of length 1, or none; in a model that finds items by their words, document features
         length   s: 1 if the model does not find items by their words
+        keeps    whether neighbours only add features that x lacks
         near     item rows of its nearest neighbours, below 0 as padding, with their cosines to it
         like     the mean weights of the items of `like`, which count as neighbours of cosine 1; without x the row has just these weights
         in_tail  whether the row also has a tail row, which is x
@@ -77,6 +81,9 @@ class LinearRows:
         for item, cosine in zip(near, cosine_K, strict=True):
             if item >= 0 and cosine > 0:
                 feature, weight = self.weights_of(int(item))
+                if keeps:
+                    is_new = ~np.isin(feature, x[0])
+                    feature, weight = feature[is_new], weight[is_new]
                 summands.append((feature, np.float32(SHARE * cosine / NEIGHBOURS) * weight))
         feature, weight = summands[0] if len(summands) == 1 else added(summands)
         is_large = np.abs(weight) >= self.smallest

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import chain
 
-from espalier.errors import NoRoom
+from espalier.errors import InvalidQuery, NoRoom
 from espalier.live.live_tree import late_slot
 from espalier.live.rows import LiveRow, Placement
 from espalier.live.state import LiveState
@@ -25,7 +25,8 @@ class Slots:
         self._promised: dict[tuple[int, int], set[int]] = {}
 
     def place(self, item_id: str, candidates: Candidates, late_sequence: int | None = None) -> tuple[Placement, ...]:
-        """An item's placement in each tree: under the best parent with room, at the item's slot if it has one there. Raises NoRoom.
+        """An item's placement in each tree: under the best parent with room, at the item's slot if it has one there. Raises NoRoom,
+        and InvalidQuery for an item without a candidate.
 
         If no candidate has room, the item goes near the best one, with the row for the best one. A trained item keeps its trained leaf, and
         gets the row for its best parent.
@@ -49,7 +50,7 @@ class Slots:
 
     def _choose(self, item_id: str, tree: int, parents: Parents, late_sequence: int | None) -> Placement:
         if not parents.nodes:
-            raise NoRoom(f"A search with the evidence of {item_id!r} finds no node of the tree.")
+            raise InvalidQuery("id", item_id, "evidence by which a search finds a node of the tree: numbers whose scores are finite")
         best = parents.nodes[0]
         trained = self._state.trained_leaf_of(item_id, tree)
         if trained is not None:

@@ -16,11 +16,9 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 import orjson
 
-from espalier.arrays import Bool, Float32
-from espalier.errors import InvalidQuery
+from espalier.arrays import Float32
 from espalier.masks.filters import Filter
-from espalier.queries import QueryBatch
-from espalier.search import Coverage
+from espalier.search import Coverage, check_finite
 
 from ..batching.priority import ANSWER_TOO_LATE, Priority
 from ..batching.request_parts import Answer
@@ -87,8 +85,7 @@ async def retrieve(
     answered = time.perf_counter()
     if answer.result.coverage is not None:
         check_coverage(answer.result.coverage, 1.0 if needs_all else request.min_coverage)
-    if answer.result.finite_B is not None:
-        _check_finite(encoded.queries, answer.result.finite_B)
+    check_finite(encoded.queries, answer.result)
     answer_view = view if view.is_frozen else model.live.newest  # the answer may have items that were put during the search
     is_small, is_final = answer.result.item_rows_BM.size <= INLINE_VALUES, not checked.depth and request.min_score is None
     stage_arguments = checked, encoded.queries, encoded.caller_features, answer.result, answer_view.candidates
@@ -142,14 +139,6 @@ def _document(
     if answer.result.coverage is not None:
         document["coverage"] = coverage_fields(answer.result.coverage)
     return orjson.dumps(document), stages_ms
-
-
-def _check_finite(queries: QueryBatch, finite_B: Bool) -> None:
-    """Raise InvalidQuery if a vector has an infinite score, which only the search can tell."""
-    if not finite_B.all():
-        b = int(np.flatnonzero(~finite_B)[0])
-        largest = float(queries.array[b][np.argmax(np.abs(queries.array[b]))])
-        raise InvalidQuery(f"queries[{b}].vector", largest, "numbers whose scores are finite")
 
 
 def results_json(

@@ -207,6 +207,7 @@ FEATURES, VECTOR = "queries[0].features", "queries[0].vector"
         ("vector", np.zeros((2, 4, 1)), f"{VECTOR}: got array("),
         ("vector", [[[1, 2], [3]]], f"{VECTOR}: got [[1, 2], [3]], expected a list of numbers"),
         ("vector", [["a"] * 4], f"{VECTOR}: got ['a', 'a', 'a', 'a'], expected a list of numbers"),
+        ("vector", [[0.5] * 4, [2.0**127] * 4], "queries[1].vector: got 1.7014118346046923e+38, expected numbers whose scores are finite"),
     ],
 )
 def test_what_is_wrong_with_numbers_is_named(tmp_path: Path, kind: str, queries: Any, said: str) -> None:

@@ -7,6 +7,7 @@ import shutil
 import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +16,7 @@ import pytest
 
 from benchmarks.random_live import random_state
 from espalier.bundle import Bundle
-from espalier.errors import InvalidInput, JournalReadOnly, NoRoom
+from espalier.errors import InvalidInput, InvalidQuery, JournalReadOnly, NoRoom
 from espalier.live.filtered import LiveFilters
 from espalier.live.fold import write_fold
 from espalier.live.folded_tables import FoldedRows
@@ -309,6 +310,8 @@ def test_slots_are_promised_once_and_an_item_keeps_its_own_under_its_parent(vers
     assert len({(place.parent, place.slot) for place in places}) == 16 * len(parents) - 1
     with pytest.raises(NoRoom):
         slots.place("one-too-many", where)
+    with pytest.raises(InvalidQuery, match="id: got 'nowhere', expected evidence by which a search finds a node"):
+        slots.place("nowhere", [replace(where[0], nodes=[])])
     operation = Operation(1, "new-3", "put", ItemBody(like=("item-1",)))
     version.apply([operation], {1: (places[3],)})
     again = Slots(state).place("new-3", where)[0]

@@ -207,6 +207,19 @@ def test_a_new_item_is_found_by_words_as_if_it_had_been_trained(shop: Bundle) ->
         Evidence.of(shop, ItemBody(fields={"title": "unheard", "price": 3}), shop.items, takes_fields=True)
 
 
+def test_the_copy_of_a_trained_product_has_the_weights_of_its_words(shop: Bundle) -> None:
+    placement, (rows,) = LinearPlacement(shop), LinearPlacement(shop)._rows
+    ratios = []
+    for item in range(0, len(shop.items), 7):
+        fields = {name: shop.items.values(name, np.array([item]))[0] for name in ("title", "notes")}
+        own, length = placement._document_features(Evidence.of(shop, ItemBody(fields=fields), shop.items, takes_fields=True))
+        x, (trained, weights) = own.row(0), rows.weights_of(item)
+        copy = rows.row(x, length, [item, item + 1], [1.0, 0.5], keeps=placement.takes_fields)
+        own_words = np.intersect1d(x[0], np.intersect1d(copy.feature, trained))
+        ratios.append(copy.values[np.isin(copy.feature, own_words)].sum() / weights[np.isin(trained, own_words)].sum())
+    assert np.median(ratios) == pytest.approx(1, abs=0.01)
+
+
 def test_a_text_counts_if_the_columns_have_no_known_word(shop: Bundle) -> None:
     placement = LinearPlacement(shop)
     for events in ((), ("kosto", "mivik")):

@@ -229,7 +229,7 @@ def trial_of(gaps: Float64, found: int) -> tuple[Background, Trial]:
     return Background(None, frontier, np.zeros((batch, 1), np.float32), found_BM, gaps.astype(np.float32), []), trial
 
 
-@pytest.mark.parametrize(("share", "closed"), [(0.0, 0), (0.25, 1), (1.0, 7), (8.0, 63), (64.0, 159)])
+@pytest.mark.parametrize(("share", "closed"), [(0.0, 0), (0.25, 1), (1.0, 7), (8.0, 63), (64.0, 79)])
 def test_the_more_an_item_is_wanted_the_more_often_it_comes_back(share: float, closed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graph_rows, "EXPLORED", 1.0)
     background, trial = trial_of(np.arange(160.0), found=80)
