@@ -120,10 +120,10 @@ def test_queries_count_as_much_as_held_out_queries_say() -> None:
     alike = _asked(vectoriser, [" ".join(titles[(row + 1) % 60].split()[:2]) for row in rows.tolist()], labels)
     assert chosen_queries(alike, own, OPTIONS) == 1
     own_words = [titles[row].split()[b % 3 : b % 3 + 2] for b, row in enumerate(rows.tolist())]
-    anything = [" ".join(words + columns[1][(7 * b) % 60].split()[:9]) for b, words in enumerate(own_words)]
-    assert chosen_queries(_asked(vectoriser, anything, labels), own, OPTIONS) >= 20, "most of what they say is of other items"
+    anything = [" ".join(words + columns[1][(7 * b) % 60].split()) for b, words in enumerate(own_words)]
+    assert chosen_queries(_asked(vectoriser, anything, labels), own, OPTIONS) > own_choices.DEFAULT_QUERIES, "most is of other items"
     unheard = _asked(vectoriser, ["unheard"] * 240, labels)
-    assert math.isinf(chosen_queries(unheard, own, OPTIONS)), "of those that find as much the most"
+    assert chosen_queries(unheard, own, OPTIONS) == own_choices.DEFAULT_QUERIES, "all find as much"
     few = alike.take(np.arange(own_choices.LEAST_QUERIES - 1))
     assert chosen_queries(few, own, OPTIONS) == own_choices.DEFAULT_QUERIES
 
@@ -154,7 +154,7 @@ def test_a_query_is_not_answered_by_itself() -> None:
     elsewhere = [f"elsewhere{row}" for row in range(60)]
     vectoriser = Vectoriser.fit([*columns[0], *columns[1], *elsewhere], WORDS)
     own, _ = text_rows(vectoriser, columns, column_weights(columns))
-    assert math.isinf(chosen_queries(_asked(vectoriser, elsewhere, _one_each(60)), own, OPTIONS))
+    assert chosen_queries(_asked(vectoriser, elsewhere, _one_each(60)), own, OPTIONS) == own_choices.DEFAULT_QUERIES
 
 
 def test_a_log_says_what_the_columns_of_a_shop_weigh(tmp_path: Path) -> None:

@@ -32,9 +32,9 @@ FACTORS = (1 / 3, 3.0)
 """Then each column's weight is also tried multiplied by these, if there are at most MOST_FACTORED columns: a trial scores all items."""
 MOST_FACTORED = 8
 MARGIN = 2.0
-"""Other weights replace the default ones if their nDCG is higher by more than so many standard errors over queries."""
+"""Clearly better is an nDCG that is higher by more than so many standard errors over queries. Other weights must be, to be chosen."""
 QUERIES, DEFAULT_QUERIES = (1.0, 5.0, 20.0, 80.0, math.inf), 20.0
-"""Values to try for `OwnTexts.queries`; among equally good ones the largest is chosen. Then the default."""
+"""Values to try for `OwnTexts.queries`; among equally good ones the default or the next smaller one is chosen. Then the default."""
 FOLDS = 5
 TOP, MOST_RELEVANT, ROUNDING = 10, 20, 1e-5
 """The cut of nDCG, most relevant items of a query that count, and the relative difference of keys that counts as rounding."""
@@ -59,9 +59,12 @@ def chosen_weights(vectoriser: Vectoriser, columns: Sequence[Sequence[str]], tra
     for column, factor in itertools.product(range(len(columns)), FACTORS) if len(columns) <= MOST_FACTORED else ():
         weights = [*best[:column], factor * best[column], *best[column + 1 :]]
         best, best_B = _better(best, best_B, weights, ndcg_of(weights))
-    gain_B = best_B - default_B
-    error = float(gain_B.std(ddof=1)) / len(gain_B) ** 0.5
-    return best if gain_B.mean() > MARGIN * error else default
+    return best if _is_clearly_better(best_B, default_B) else default
+
+
+def _is_clearly_better(ndcg_B: Float32, default_B: Float32) -> bool:
+    gain_B = ndcg_B - default_B
+    return bool(gain_B.mean() > MARGIN * float(gain_B.std(ddof=1)) / len(gain_B) ** 0.5)
 
 
 def _better(weights: list[float], ndcg_B: Float32, other_weights: list[float], other_B: Float32) -> tuple[list[float], Float32]:
@@ -69,7 +72,10 @@ def _better(weights: list[float], ndcg_B: Float32, other_weights: list[float], o
 
 
 def chosen_queries(train: LabelledPoints, text_rows: Csr, options: LinearOptions) -> float:
-    """How many queries of an item weigh as much as its own texts `text_rows` [I, F]: the number by which held-out queries find most."""
+    """How many queries of an item weigh as much as its own texts `text_rows` [I, F]: the number by which held-out queries find most.
+
+    A number above the default must find clearly more: held-out queries do not show how much more is found when a query is asked again.
+    """
     query_rows, items = _sample(train)
     if len(query_rows) < LEAST_QUERIES:
         return DEFAULT_QUERIES
@@ -78,8 +84,9 @@ def chosen_queries(train: LabelledPoints, text_rows: Csr, options: LinearOptions
         held_out = query_rows[fold::FOLDS]
         training_points = _restricted(train, np.setdiff1d(train.asked, held_out), items)
         ndcgs.append(_ndcg_by_queries(training_points, item_rows, _restricted(train, held_out, items), options))
-    means = np.round(np.concatenate(ndcgs, axis=1).mean(axis=1), 4).tolist()
-    return max(queries for queries, mean in zip(QUERIES, means, strict=True) if mean == max(means))
+    ndcg_of = dict(zip(QUERIES, np.concatenate(ndcgs, axis=1), strict=True))
+    best = max(QUERIES, key=lambda queries: (round(float(ndcg_of[queries].mean()), 4), queries <= DEFAULT_QUERIES, queries))
+    return best if best <= DEFAULT_QUERIES or _is_clearly_better(ndcg_of[best], ndcg_of[DEFAULT_QUERIES]) else DEFAULT_QUERIES
 
 
 def _sample(train: LabelledPoints) -> tuple[Int64, Int64]:
