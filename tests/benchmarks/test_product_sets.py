@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.papers.product_search.product_sets import products_of
+from benchmarks.papers.product_search import judged_texts
+from benchmarks.papers.product_search.product_sets import Products, products_of
 from espalier.errors import InvalidData
 
 
@@ -53,3 +54,17 @@ def test_questions_are_numbered_by_their_position(tmp_path: Path) -> None:
     products = products_of(tmp_path, "cranfield", 0)
     assert products.right == {"first one": {1: 3}, "second": {2: 1}}
     assert products.fields["text"] == ["w\n1", "w\n2", "w\n3"]
+
+
+def test_a_ranker_learns_from_judgements_which_column_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judged_texts, "TIMES", 1)
+    monkeypatch.setattr(judged_texts, "PARTS", 2)
+    words = [f"{first}{last}" for first in ("kar", "mol", "ten", "vis", "dop", "lug") for last in ("ina", "ebu", "oty", "ufe")]
+    titles = [title for i, word in enumerate(words) for title in (words[i - 7], word, f"{word} 1", f"{word} 2")]
+    notes = [note for i, word in enumerate(words) for note in (f"made of {word} and more", "", words[i - 7], words[i - 5])]
+    products = Products({"title": titles, "note": notes}, {word: {4 * i: 2} for i, word in enumerate(words)})
+    rows = {row["system"]: row for row in judged_texts.measured(products)}
+    assert [*rows] == ["retrieval", "without texts", "ranker", "lambdamart"]
+    assert rows["retrieval"]["gain"] == 0
+    assert rows["ranker"]["gain"] > rows["without texts"]["gain"] + 5
+    assert all(row["ndcg10"] == pytest.approx(rows["retrieval"]["ndcg10"] + row["gain"], abs=0.02) for row in rows.values())
