@@ -282,10 +282,27 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path, data: dict[str, str],
     assert not (tmp_path / "models" / "any" / "1").exists()
 
 
-def test_an_item_of_the_log_that_the_item_table_lacks_is_named(shop: Path, tmp_path: Path) -> None:
-    (tmp_path / "log.csv").write_text("query,item,times\nx,red-lamp,1\ny,red-lump,1\n")
-    with pytest.raises(InvalidData, match="item: got 'red-lump', expected an id of the item table"):
+def test_a_row_of_the_log_whose_item_the_item_table_lacks_is_refused_or_left_out(shop: Path, tmp_path: Path) -> None:
+    model, config = shop / "models" / "shop" / "1", write_shop(tmp_path, data={"bad_rows": "skip", "test": str(tmp_path / "log.csv")})
+    with (tmp_path / "log.csv").open("a") as log:
+        log.write("old lump,red-lump,1\n")
+    where, remedy = r"log\.csv: line 194, column item: got 'red-lump', expected an id of", r'data\.bad_rows = "skip" leaves such rows out'
+    with pytest.raises(InvalidData, match=rf"{where} the item table in column 'item'; {remedy}"):
         fit(config=shop / "shop.toml", out=tmp_path / "m" / "1", data=tmp_path / "log.csv", test=None, device="cpu", resume=False)
+    refused = command("evaluate", "--model", model, "--data", tmp_path / "log.csv")
+    assert re.search(rf"{where} the model's item table in column 'item'; {remedy}", refused.err)
+    fit(config=config, out=tmp_path / "m" / "1", data=None, test=None, device="cpu", resume=False)
+    assert Bundle.open(tmp_path / "m" / "1").manifest.data["bad_rows"] == {"unknown item": 1}
+    measured = command("evaluate", "--model", tmp_path / "m" / "1", "--data", tmp_path / "log.csv", "--beam", 10, "--m", 10)
+    assert ", 192 queries" in measured.out
+
+
+def test_an_item_of_the_test_queries_is_one_of_the_log(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text("query,item\n" + "".join(f"red {thing},{thing}\n" for thing in THINGS))
+    (tmp_path / "test.csv").write_text("query,item\nblue lamp,lamp\nblue lump,lump\n")
+    data = {"format": "log", "train": str(tmp_path / "log.csv"), "test": str(tmp_path / "test.csv")}
+    with pytest.raises(InvalidData, match=r"test\.csv: line 3, column item: got 'lump', expected an id of the training log"):
+        trained(tmp_path, {"data": data})
 
 
 def test_training_takes_the_cores_that_the_process_may_use_and_no_gpu(shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,5 +332,7 @@ def test_texts_may_be_looked_up_by_their_ids(shop: Path, tmp_path: Path) -> None
     assert bundle.items.ids_of(np.arange(2)) == ["red-table", "red-lamp"]
     assert set(bundle.vectoriser.features_of(np.arange(bundle.vectoriser.width))) >= {"red", "lamp", "blue", "chair"}
     pl.DataFrame({"who": ["pink-table"], "needs": ["a"]}).write_parquet(needs)
-    with pytest.raises(InvalidData, match=r"query: got 'pink-table', expected an id of .*items.parquet"):
+    with pytest.raises(
+        InvalidData, match=r"column query: got 'pink-table', expected an id of .*items.parquet in column 'who'; .*leaves such"
+    ):
         trained(tmp_path, raw, "any/2")

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
@@ -41,14 +43,30 @@ class LabelledTexts:
         return len(self.texts)
 
 
-def read_log(file: Path, query: str, item: str, numbers: Mapping[str, str], form: TextTable, bad_rows: BadRows) -> pl.DataFrame:
+class KnownIds(NamedTuple):
+    """The ids that a column may have (strings), and in words what such an id is."""
+
+    ids: pl.Series
+    expected: str
+
+
+def read_log(
+    file: Path,
+    query: str,
+    item: str,
+    numbers: Mapping[str, str],
+    form: TextTable,
+    bad_rows: BadRows,
+    known_ids: Mapping[str, KnownIds] = MappingProxyType({}),
+) -> pl.DataFrame:
     """Columns `query` and `item` (strings), and `weight`, or `views` and `clicks` (float64), of a CSV, TSV or Parquet file, gzipped or not.
 
-    numbers   the file's columns of `weight`, or of `views` and `clicks`; empty: every row has the weight 1
-    form      format of a text file
-    bad_rows  refuses or counts unreadable rows
+    numbers    the file's columns of `weight`, or of `views` and `clicks`; empty: every row has the weight 1
+    form       format of a text file
+    bad_rows   refuses or counts unreadable rows
+    known_ids  the ids of `item`, if not all are allowed, and of `query`, if it has ids
     Raises InvalidData if the file is unreadable or lacks a column, if items are no ids, or for a row without a query or an item (null or
-    empty), or with an invalid number.
+    empty), with an unknown id, or with an invalid number.
     """
     frame, source = _read(file, {"query": query, "item": item, **numbers}, form, bad_rows)
     typed = frame.select(
@@ -59,13 +77,16 @@ def read_log(file: Path, query: str, item: str, numbers: Mapping[str, str], form
     )
     right_B = np.ones(len(frame), bool)
 
-    def check(role: str, right: Bool, expected: str) -> None:
+    def check(role: str, right: Bool, expected: str, problem: str = "wrong") -> None:
         wrong = np.flatnonzero(right_B & ~right)
-        bad_rows.add(f"wrong {role}", wrong, lambda row: source.problem(role, row, frame[role][row], expected))
+        bad_rows.add(f"{problem} {role}", wrong, lambda row: source.problem(role, row, frame[role][row], expected))
         right_B[wrong] = False
 
     for role, expected in (("query", "a text"), ("item", "an item id")):
         check(role, typed.select(pl.col(role).fill_null("") != "").to_series().to_numpy(), expected)
+    for role, known in known_ids.items():
+        is_known = typed[role].is_in(known.ids.implode()).fill_null(False)
+        check(role, is_known.to_numpy(), known.expected, "unknown")
     for name in numbers:
         values = typed[name].to_numpy()
         right, expected = are_weights(values), WEIGHTS
@@ -152,12 +173,9 @@ def labelled(pairs: pl.DataFrame, row_of: dict[str, int], smoothing: Smoothing |
     """Texts with labels, in the order of first appearance, from pairs of `query`, `item` and numbers. Numbers of equal pairs are summed.
 
     smoothing  turns `views` and `clicks` into weights; None: pairs have a `weight`. Labels of weight 0 are left out, texts are not
-    Raises InvalidData for an item that is not in `row_of`.
+    row_of     the row of every item of the pairs
     """
-    items = pairs["item"].replace_strict(row_of, default=None, return_dtype=pl.Int64)
-    if items.null_count():
-        raise InvalidData("item", pairs["item"][int(items.is_null().arg_max() or 0)], "an id of the item table")
-    labelled_pairs = pairs.with_columns(items.alias("label"))
+    labelled_pairs = pairs.with_columns(pl.col("item").replace_strict(row_of, return_dtype=pl.Int64).alias("label"))
     texts = labelled_pairs.select(pl.col("query").unique(maintain_order=True)).with_row_index("b")
     numbers = ["weight"] if smoothing is None else ["views", "clicks"]
     merged = labelled_pairs.join(texts, on="query").group_by("b", "label").agg(pl.col(numbers).sum()).sort("b", "label")

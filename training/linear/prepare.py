@@ -28,7 +28,7 @@ from espalier.text.vectoriser import Vectoriser, words_of
 
 from ..data.csr import Csr, as_matrix, as_rows, normalised, read_by_rows
 from ..data.item_tables import item_table
-from ..data.query_logs import LabelledTexts, ids_of, labelled, read_columns, read_log, texts_of
+from ..data.query_logs import KnownIds, LabelledTexts, ids_of, labelled, read_columns, read_log, texts_of
 from ..data.relevance import LabelRelevance, Smoothing, checked, is_graded
 from ..data.xmc import LabelledPoints, read_xmc
 from ..evaluate import LabelledQueries
@@ -126,7 +126,8 @@ def read_queries(bundle: Bundle, file: Path) -> LabelledQueries:
     kind, items = bundle.manifest.query, bundle.items
     if isinstance(config.data, LogData) and isinstance(kind, TextKind):
         smoothing, bad_rows = _smoothing_of(bundle, config.data), BadRows(config.data.bad_rows, config.data.SECTION)
-        texts = labelled(_read_pairs(config.data, file, bad_rows), _rows_of(items), smoothing)
+        known_items = _known_items(items, None, "the model's item table")
+        texts = labelled(_read_pairs(config.data, file, bad_rows, known_items), _rows_of(items), smoothing)
         points = _vectorised(bundle.vectoriser, texts)
     elif isinstance(config.data, XmcData) and isinstance(kind, FeaturesKind):
         graded = config.relevance.source == "weights" and RELEVANCE in bundle.manifest.data
@@ -219,15 +220,16 @@ def _check_size(data: XmcData | NpzData, train: LabelledPoints) -> None:
 
 def _from_texts(config: LinearConfig, data: LogData, run_journal: RunJournal | None, vectoriser: Vectoriser | None) -> Prepared:
     bad_rows = BadRows(data.bad_rows, data.SECTION)
-    pairs = pl.DataFrame(schema=PAIRS) if data.train is None else _with_one_text_each(_read_pairs(data, data.train, bad_rows))
-    if data.items is None:
+    items = None if data.items is None else _table(data.items, data.items_format)
+    known_items = None if items is None else _known_items(items, run_journal, "the item table")
+    pairs = pl.DataFrame(schema=PAIRS) if data.train is None else _with_one_text_each(_read_pairs(data, data.train, bad_rows, known_items))
+    if items is None:
         items = ItemTable.build(pa.table({"id": pairs["item"].unique(maintain_order=True).to_arrow()}))
-    else:
-        items = _table(data.items, data.items_format)
+        known_items = _known_items(items, run_journal, "the training log")
     columns = _columns(read_columns(_existing(data.items), data.own_texts, data.items_format)) if data.own_texts else []
     queries = _other_queries(pairs.select(pl.col("query").unique(maintain_order=True)), columns)
     if data.test is not None:
-        test_pairs, test_source = _read_pairs(data, data.test, BadRows(data.bad_rows, data.SECTION)), OF_TEST
+        test_pairs, test_source = _read_pairs(data, data.test, BadRows(data.bad_rows, data.SECTION), known_items), OF_TEST
     elif not data.own_texts or round(data.test_share * len(queries)):
         held_out, test_source = queries[_split(len(queries), data.test_share, config.seed)[0]], OF_LOG
         test_pairs, pairs = (pairs.join(held_out, on="query", how=how, maintain_order="left") for how in ("semi", "anti"))
@@ -339,20 +341,28 @@ def _split(count: int, share: float, seed: int) -> tuple[Int64, Int64]:
     return np.sort(order[:held_out]), np.sort(order[held_out:])
 
 
-def _read_pairs(data: LogData, file: Path, bad_rows: BadRows) -> pl.DataFrame:
-    """The rows of a log; queries that are ids are replaced by their texts."""
-    pairs = read_log(file, data.query, data.item, data.numbers, data, bad_rows)
-    return pairs if data.texts is None else _with_texts(pairs, data.texts, data.text_columns, data.items_format)
-
-
-def _with_texts(pairs: pl.DataFrame, file: Path, columns: tuple[str, ...], form: TextTable) -> pl.DataFrame:
-    """The log with the texts of a table in place of its queries, which are ids."""
-    frame = read_columns(file, ["id", *columns], form)
-    texts = pl.DataFrame({"query": frame["id"].cast(pl.String), "text": texts_of(frame, columns)})
+def _read_pairs(data: LogData, file: Path, bad_rows: BadRows, known_items: KnownIds | None) -> pl.DataFrame:
+    """The rows of a log; queries that are ids are replaced by their texts. known_items: None: all are"""
+    known_ids = {} if known_items is None else {"item": known_items}
+    if data.texts is None:
+        return read_log(file, data.query, data.item, data.numbers, data, bad_rows, known_ids)
+    texts = _texts_by_id(data.texts, data.text_columns, data.items_format)
+    known_ids["query"] = KnownIds(texts["query"], f"an id of {data.texts}")
+    pairs = read_log(file, data.query, data.item, data.numbers, data, bad_rows, known_ids)
     joined = pairs.join(texts, on="query", how="left", maintain_order="left")
-    if joined["text"].null_count():
-        raise InvalidData("query", joined["query"][int(joined["text"].is_null().arg_max() or 0)], f"an id of {file}")
     return joined.select(pl.col("text").alias("query"), pl.exclude("query", "text"))
+
+
+def _known_items(items: ItemTable, run_journal: RunJournal | None, table: str) -> KnownIds:
+    """The ids of a table and of a journal."""
+    live_ids = [] if run_journal is None else [*run_journal.items.put, *run_journal.items.gone]
+    return KnownIds(pl.Series([*items.ids_of(np.arange(len(items))), *live_ids], dtype=pl.String), f"an id of {table}")
+
+
+def _texts_by_id(file: Path, columns: tuple[str, ...], form: TextTable) -> pl.DataFrame:
+    """Columns `query`, the ids of a table, and `text`."""
+    frame = read_columns(file, ["id", *columns], form)
+    return pl.DataFrame({"query": frame["id"].cast(pl.String), "text": texts_of(frame, columns)})
 
 
 def _table(file: Path, form: TextTable) -> ItemTable:
