@@ -164,6 +164,13 @@ def test_a_column_that_holds_no_texts_is_named(tmp_path: Path, values: list[obje
         trained(tmp_path, own(tmp_path, "what"))
 
 
+@pytest.mark.parametrize("name", ["Title", "titel"])
+def test_a_column_has_the_name_that_fields_of_live_items_have(tmp_path: Path, name: str) -> None:
+    pl.DataFrame({"id": ["a", "b", "c"], "title": ["red lamp", "blue lamp", "chair"]}).write_parquet(tmp_path / "items.parquet")
+    with pytest.raises(InvalidConfig, match=rf"data\.own_texts: got '{name}', expected some of the item table's columns: id, title"):
+        trained(tmp_path, own(tmp_path, name))
+
+
 def test_arrays_are_texts_and_an_empty_table_is_refused(tmp_path: Path) -> None:
     arrays = pl.DataFrame({"what": [["red", "lamp"], ["blue", "chair"]]}, schema={"what": pl.Array(pl.String, 2)})
     assert texts_of(arrays, ["what"]) == ["red lamp", "blue chair"]

@@ -226,6 +226,9 @@ def _from_texts(config: LinearConfig, data: LogData, run_journal: RunJournal | N
     if items is None:
         items = ItemTable.build(pa.table({"id": pairs["item"].unique(maintain_order=True).to_arrow()}))
         known_items = _known_items(items, run_journal, "the training log")
+    for name in data.own_texts:
+        if name not in items.fields:  # files ignore case, but fields of live items have these names
+            raise InvalidConfig("data.own_texts", name, f"some of the item table's columns: {', '.join(items.fields)}")
     columns = _columns(read_columns(_existing(data.items), data.own_texts, data.items_format)) if data.own_texts else []
     queries = _other_queries(pairs.select(pl.col("query").unique(maintain_order=True)), columns)
     if data.test is not None:
