@@ -27,12 +27,15 @@ from tests.service.running import Json, Running, problem, run
 from tests.training.commands import command, trained
 from tests.training.points import as_xmc, npz_files, points_of_degrees, random_points
 from tests.training.shared_runs import Killed
-from tests.training.shop import THINGS, write_shop
+from tests.training.shop import COLOURS, THINGS, write_shop
 from training.__main__ import fit
 from training.data.csr import as_rows
 from training.data.xmc import LabelledPoints
 from training.inspect import inspect
 from training.linear import run as linear_run
+from training.linear.prepare import prepare
+from training.specification.linear import LinearConfig
+from training.specification.models import SPECIFICATION
 
 TREE = {"branching": 4, "max_leaf": 4}
 
@@ -336,3 +339,20 @@ def test_texts_may_be_looked_up_by_their_ids(shop: Path, tmp_path: Path) -> None
         InvalidData, match=r"column query: got 'pink-table', expected an id of .*items.parquet in column 'who'; .*leaves such"
     ):
         trained(tmp_path, raw, "any/2")
+
+
+@pytest.mark.parametrize(("asked", "ids"), [([0, 1, 2], [0.0, 1.0, 2.0, None]), ([0.0, 1.0, 2.0, None], [0, 1, 2])])
+def test_ids_of_texts_are_ids_as_in_other_tables(tmp_path: Path, asked: list[Any], ids: list[Any]) -> None:
+    """pandas makes floats where integers are missing."""
+    log, texts = tmp_path / "log.parquet", tmp_path / "texts.parquet"
+    pl.DataFrame({"query": asked, "item": COLOURS[: len(asked)]}).write_parquet(log)
+    pl.DataFrame({"id": ids, "text": THINGS[: len(ids)]}).write_parquet(texts)
+    data = {"format": "log", "train": str(log), "texts": str(texts), "text_columns": ["text"], "test_share": 0, "bad_rows": "skip"}
+    config = SPECIFICATION.checked({"kind": "xr-linear", "name": "any", "data": data})
+    assert isinstance(config, LinearConfig)
+    people_queries = prepare(config).people_queries
+    assert people_queries is not None
+    assert people_queries.texts == THINGS[:3]
+    pl.DataFrame({"id": [0, 1, 2, 1], "text": THINGS[:4]}).write_parquet(texts)
+    with pytest.raises(InvalidData, match=r"texts\.parquet: column id: got '1', expected each id once"):
+        prepare(config)

@@ -70,7 +70,7 @@ def read_log(
     """
     frame, source = _read(file, {"query": query, "item": item, **numbers}, form, bad_rows)
     typed = frame.select(
-        _cast(file, frame["query"], pl.String),
+        ids_of(source, "query", frame["query"]) if "query" in known_ids else _cast(file, frame["query"], pl.String),
         ids_of(source, "item", frame["item"]),
         *(_cast(file, _with_point(frame[name], form), pl.Float64).fill_null(np.nan) for name in numbers),
         *([] if numbers else [pl.lit(1.0).alias("weight")]),

@@ -363,14 +363,22 @@ def _known_items(items: ItemTable, run_journal: RunJournal | None, table: str) -
 
 
 def _texts_by_id(file: Path, columns: tuple[str, ...], form: TextTable) -> pl.DataFrame:
-    """Columns `query`, the ids of a table, and `text`."""
+    """Columns `query`, the ids of a table, and `text`. Raises InvalidData for an id of two rows."""
     frame = read_columns(file, ["id", *columns], form)
-    return pl.DataFrame({"query": frame["id"].cast(pl.String), "text": texts_of(frame, columns)})
+    texts = pl.DataFrame({"query": _ids(file, frame), "text": texts_of(frame, columns)}).drop_nulls("query")
+    repeated_ids = texts["query"].filter(texts["query"].is_duplicated())
+    if len(repeated_ids):
+        raise InvalidData(f"{file.name}: column id", repeated_ids[0], "each id once")
+    return texts
 
 
 def _table(file: Path, form: TextTable) -> ItemTable:
-    ids = ids_of(RowSource(file.name, {"id": "id"}, table_row), "id", read_columns(file, ["id"], form)["id"])
-    return item_table(file, ids.to_arrow(), form)
+    return item_table(file, _ids(file, read_columns(file, ["id"], form)).to_arrow(), form)
+
+
+def _ids(file: Path, frame: pl.DataFrame) -> pl.Series:
+    """The column `id` as strings."""
+    return ids_of(RowSource(file.name, {"id": "id"}, table_row), "id", frame["id"])
 
 
 def _rows_of(items: ItemTable) -> dict[str, int]:
