@@ -153,8 +153,8 @@ class Vectoriser:
             counts.add(codes, text_from)
         vocabularies = [counts.vocabulary(k, len(texts)) for k in range(len(blocks))]
         if sum(map(len, vocabularies)) == 0:
-            found = f"{len(texts)} different texts without an n-gram within min_count and max_share"
-            raise InvalidData("texts", found, "at least one n-gram; one that all texts have tells none apart")
+            found, expected = "no n-gram within min_count and max_share", "n-grams (such as words) that some texts have and others have not"
+            raise InvalidData("texts", found, expected)
         sizes = np.array([len(entries) for entries in vocabularies], np.int64)
         width = _width(blocks, sizes)
         if width > MAX_FEATURES:

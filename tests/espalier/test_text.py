@@ -284,7 +284,7 @@ def test_what_cannot_be_fitted_is_refused() -> None:
     vectoriser = Vectoriser.fit(["tea", "cup", "pot"], [WORDS_2, WORDS_1, TextBlock(unit="word", n=3, unknown=0)])
     assert names_of(vectoriser) == ["⟨unknown 2 words⟩", "cup", "pot", "tea", "⟨unknown word⟩"]
     for texts, blocks, error, said in (
-        (["tea", "cup", "pot"], [WORDS_2], InvalidData, "3 different texts .*; one that all texts have tells none apart"),
+        (["tea", "cup", "pot"], [WORDS_2], InvalidData, "texts: got 'no n-gram within .*words. that some texts have and others"),
         ([], USUAL, InvalidData, "at least one document"),
         (["", "…"], USUAL, InvalidData, "n-gram"),
         (PRODUCTS, [], InvalidConfig, "at least one"),

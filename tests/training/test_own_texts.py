@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ def test_own_rows_combine_columns_by_the_length_of_their_texts_and_longer_texts_
     rows, median = text_rows(vectoriser, [TITLES], [1.0])
     assert median == pytest.approx(np.median(np.linalg.norm(titles, axis=1)[[0, 1, 2, 4]])), "an item without a text does not count"
     assert rows[[3]].nnz == 0
-    with pytest.raises(InvalidData, match=r"data\.own_texts: got .texts of 1 items., expected words"):
+    with pytest.raises(InvalidData, match=r"data\.own_texts: got '1 different texts of 1 items', expected at least three, and words"):
         text_rows(vectoriser, [["unheard"], [""]], [1.0, 1.0])
 
 
@@ -169,6 +170,15 @@ def test_a_column_has_the_name_that_fields_of_live_items_have(tmp_path: Path, na
     pl.DataFrame({"id": ["a", "b", "c"], "title": ["red lamp", "blue lamp", "chair"]}).write_parquet(tmp_path / "items.parquet")
     with pytest.raises(InvalidConfig, match=rf"data\.own_texts: got '{name}', expected some of the item table's columns: id, title"):
         trained(tmp_path, own(tmp_path, name))
+
+
+@pytest.mark.parametrize("titles", [["red shoe", "blue kettle"], ["red shoe"] * 4 + ["blue kettle"]])
+def test_two_different_texts_are_too_few(tmp_path: Path, titles: list[str]) -> None:
+    """idf is above 0 if at least two of the texts lack a word."""
+    for more in ([], ["green chair"]):
+        pl.DataFrame({"id": range(len(titles + more)), "title": titles + more}).write_parquet(tmp_path / "items.parquet")
+        with nullcontext() if more else pytest.raises(InvalidData, match=rf"got '2 different texts of {len(titles)} items', .* three, and"):
+            assert trained(tmp_path, own(tmp_path, "title")).manifest.data["items"] == len(titles) + 1
 
 
 def test_arrays_are_texts_and_an_empty_table_is_refused(tmp_path: Path) -> None:

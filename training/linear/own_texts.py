@@ -79,11 +79,13 @@ def text_rows(vectoriser: Vectoriser, columns: Sequence[Sequence[str]], weights:
 
     columns  the texts of all items, by column
     weights  the weight of a word of each column
-    Raises InvalidData if no word distinguishes items.
+    Raises InvalidData if no word distinguishes items: its idf is above 0 if at least two of the texts that the vectoriser knows lack it.
     """
     sums = combined([squares(as_matrix(vectoriser.documents(texts))) for texts in columns], weights)
     if not sums.nnz:
-        raise InvalidData("data.own_texts", f"texts of {sums.shape[0]} items", "words that some of the items have and others have not")
+        different = len({text for texts in columns for text in texts if text})
+        expected = "at least three, and words that some of them have and at least two have not"
+        raise InvalidData("data.own_texts", f"{different} different texts of {sums.shape[0]} items", expected)
     length_I = lengths(sums)
     median = float(np.median(length_I[length_I > 0]))
     return scaled(sums, 1 / np.sqrt(np.where(length_I > 0, length_I, 1) * median)), median
