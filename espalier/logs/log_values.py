@@ -135,6 +135,14 @@ def table_row(row: int) -> str:
     return f"row {row} (from 0)"
 
 
+def warn_of_float_ids(file: str, column: Column, ids: pa.Array) -> None:
+    """Log a warning if all ids are texts such as "12.0": pandas writes integers so if some values of the column are missing."""
+    if len(ids) and pc.all(pc.match_substring_regex(ids, r"^-?[0-9]+\.0$")).as_py():
+        example = ids[0].as_py()
+        message = "WARNING: %s: all ids in column %r end in .0. %r is another id than %r: if they were integers, write them as such"
+        log.warning(message, file, column, example, example[:-2])
+
+
 def empty_rows(ids: pa.Array) -> Int64:
     return np.flatnonzero(pc.equal(pc.coalesce(ids, pa.scalar("")), "").to_numpy(zero_copy_only=False))
 

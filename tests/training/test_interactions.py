@@ -16,13 +16,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from espalier.errors import InvalidConfig, InvalidData, spelled
+from espalier.logs.log_values import BadRows
 from espalier.wording import in_python
 from tests.training.text_logs import lists, read
 from training.data import grouping
 from training.data import interactions as module
 from training.data.interactions import read_interactions
+from training.data.query_logs import read_log as read_pairs
 from training.data.vocabulary import Vocabulary
-from training.specification.log_format import LOG_FORMAT, ListsFormat
+from training.specification.log_format import LOG_FORMAT, ListsFormat, TextTable
 
 EVENTS = [("u2", "b", 30), ("u1", "c", 10), ("u2", "a", 20), ("u1", "a", 5), ("u2", "c", 20), ("u2", "b", 40)]
 """User, item, time: u1 = a c by time; u2 = a c b b by time (a before c: the tie keeps file order)."""
@@ -307,6 +309,19 @@ def test_users_with_few_events_are_counted(tmp_path: Path, caplog: pytest.LogCap
         read(log, min_user_events=2)
         read(log, min_user_events=1)
     assert caplog.messages == ["1 of 3 users have fewer than 2 events and are left out"]
+
+
+def test_texts_of_whole_floats_are_other_ids_than_integers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """pandas writes such a file if some values are missing."""
+    pairs = "u,12.0\nu,-3.0\nv,12.0\n"
+    assert read(write(tmp_path, "log.csv", "user,book\n" + pairs), item="Book").item_ids.to_pylist() == ["-3.0", "12.0"]
+    read_pairs(tmp_path / "log.csv", "user", "book", {}, TextTable(), BadRows("refuse", "data"))
+    warning = "WARNING: log.csv: all ids in column {} end in .0. '12.0' is another id than '12': if they were integers, write them as such"
+    assert caplog.messages == [warning.format("'Book'"), warning.format("'book'")]
+    read(write(tmp_path, "log.csv", "user,item\nv,2.50\n" + pairs))
+    pq.write_table(pa.table({"user": ["u", "u"], "item": [12.0, 3.0]}), tmp_path / "log.csv")
+    assert read(tmp_path / "log.csv").item_ids.to_pylist() == ["12", "3"]
+    assert len(caplog.messages) == 2
 
 
 def test_files_that_are_not_what_they_should_be_are_refused(tmp_path: Path) -> None:

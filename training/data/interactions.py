@@ -28,7 +28,7 @@ import pyarrow as pa
 from espalier.arrays import Bool, Float32, Int32, Int64
 from espalier.bundle_files import sha256_of
 from espalier.errors import InvalidData
-from espalier.logs.log_values import BadRows, Stamps
+from espalier.logs.log_values import BadRows, Stamps, warn_of_float_ids
 from espalier.logs.parquet_logs import files_of, name_of
 
 from ..data import grouping
@@ -201,6 +201,8 @@ def _encode(path: Path, log: LogFormat, scratch: Path, block_bytes: int) -> _Cod
     bad_rows.finish()
     if len(users) == 0:
         raise InvalidData(path.name, "no events", "at least one event")
+    if isinstance(log, TableFormat):
+        warn_of_float_ids(path.name, log.item, items.ids)
     return _Codes(users, items, categories, category_of_item, bad_rows.counts)
 
 

@@ -20,7 +20,7 @@ from scipy.sparse import csr_array
 from espalier.arrays import Bool
 from espalier.errors import InvalidData
 from espalier.logs.log_columns import position_of
-from espalier.logs.log_values import BadRows, RowSource, table_row
+from espalier.logs.log_values import BadRows, RowSource, table_row, warn_of_float_ids
 from espalier.logs.parquet_logs import is_parquet
 from espalier.logs.text_files import whole_table
 
@@ -99,7 +99,9 @@ def read_log(
     bad_rows.finish()
     if not right_B.any():
         raise InvalidData(file.name, "no rows", "at least one query with its item")
-    return typed.filter(right_B)
+    pairs = typed.filter(right_B)
+    warn_of_float_ids(file.name, item, pairs["item"].to_arrow())
+    return pairs
 
 
 def ids_of(source: RowSource, role: str, values: pl.Series) -> pl.Series:
