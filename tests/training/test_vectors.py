@@ -177,6 +177,27 @@ def test_a_second_file_of_other_vectors_is_refused(log: Path, tmp_path: Path) ->
         split_log(interactions, FileSplit(test=tmp_path / "none"), FORMAT, tmp_path, seed=3)
 
 
+@pytest.mark.parametrize("size", [1e3, 1e6, 3e38])
+def test_outlying_vectors_are_not_learned_from(log: Path, tmp_path: Path, size: float, caplog: pytest.LogCaptureFixture) -> None:
+    plain = pq.read_table(log)
+    outlying = pa.table({"vector": [[size] * WIDTH, [-size] * WIDTH], "items": [["item-1"], ["item-2"]]}, schema=plain.schema)
+    grown = tmp_path / "grown.parquet"
+    pq.write_table(pa.concat_tables([outlying, plain]), grown)
+    starts = []
+    for name, file in (("plain", log), ("grown", grown)):
+        interactions = read_interactions(file, FORMAT, tmp_path / name)
+        vectors = np.asarray(interactions.vectors_UF)
+        split = split_log(interactions, UserSplit(), FORMAT, tmp_path / name, seed=1)
+        held_out = [pair.user for pair in (*split.validation, *split.test)]
+        learned = np.setdiff1d(np.arange(len(vectors)), held_out)
+        assert_array_equal(split.train, learned[np.abs(vectors[learned]).max(axis=1) < size])
+        starts.append(start_of(interactions, split.train, WIDTH, seed=1))
+        count = len(learned) - len(split.train)
+        assert (f"{count} of {len(learned)} training vectors are not learned from" in caplog.text) == (name == "grown")
+    assert_allclose(starts[1].mean_F, starts[0].mean_F, atol=0.2 / starts[0].scale)
+    assert starts[1].scale == pytest.approx(starts[0].scale, rel=0.1)
+
+
 @pytest.mark.parametrize("targets", [1, 4, 50])
 def test_a_batch_has_queries_with_some_of_their_items(log: Path, tmp_path: Path, targets: int) -> None:
     interactions = read_interactions(log, FORMAT, tmp_path)
@@ -259,6 +280,13 @@ def test_the_scale_and_the_origin_of_an_encoder_do_not_matter(log: Path, tmp_pat
     lists = [set(interactions.of(query).tolist()) for query in queries.tolist()]
     led = queries[[3 in items for items in lists]]
     assert_allclose(means[0][3], starts[0].projected(vectors[led]).mean(0), atol=1e-4)
+
+
+def test_vectors_too_small_for_a_scale_are_refused(log: Path, tmp_path: Path) -> None:
+    interactions = read_interactions(log, FORMAT, tmp_path)
+    tiny = dataclasses.replace(interactions, vectors_UF=np.asarray(interactions.vectors_UF) * np.float32(1e-40))
+    with pytest.raises(InvalidData, match=r"log: got 'vectors that differ by .*e-40', expected differences of at least 1e-38"):
+        start_of(tiny, np.arange(QUERIES), WIDTH, seed=1)
 
 
 def test_blocks_of_vectors_change_nothing(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ from espalier.wording import either
 
 from ..data.cut_lists import events_before, first_events, iso, moment_of, with_events
 from ..data.interactions import Interactions, read_interactions
+from ..data.outlying_vectors import without_outliers
 from ..specification.log_format import LogFormat, TableFormat
 from ..specification.splits import DateSplit, FileSplit, LastSplit, SplitConfig, UserSplit
 
@@ -64,7 +65,7 @@ class Split:
     """Training lists, and held-out queries.
 
     lists             the users' lists without held-out events; users and items are the log's
-    train             int64 rows of the training users, ascending
+    train             int64 rows of the training users, ascending; without outlying vectors
     validation, test  queries, by user
     config            the configuration, with the chosen dates
     final             (lists, users) of the last training, once all is chosen: with validation events, if these are later events of the same
@@ -98,6 +99,8 @@ def split_log(interactions: Interactions, config: SplitConfig, log_format: LogFo
         split = by_file(interactions, config, log_format, work, seed)
     else:
         split = _by_user(interactions, _long_lists(interactions, log_format), config, seed)
+    if interactions.vectors_UF is not None and len(split.train):
+        split = replace(split, train=without_outliers(interactions.vectors_UF, split.train))
     if config.unseen_items:
         split = _without_events(split, drawn_items(interactions.item_count, config.unseen_items, seed), work)
     for name, queries, needed in (

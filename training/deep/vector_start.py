@@ -35,6 +35,8 @@ BLOCK = 1 << 24
 """Numbers of vectors that are held at a time."""
 SAMPLE = 1 << 26
 """Most numbers in the sample of vectors that the axes are computed from."""
+LEAST_SIZE = float(np.finfo(np.float32).tiny)
+"""Least 1/s, if not 0."""
 INVERSE_TEMPERATURE = 10.0
 """A first logit is about so many times the cosine of query and node."""
 
@@ -53,7 +55,10 @@ class VectorStart:
 
 
 def start_of(interactions: Interactions, queries: Int64, width: int, *, seed: int) -> VectorStart:
-    """f and at most `width` axes, from the vectors of `queries` (pass training queries). The same seed gives the same axes."""
+    """f and at most `width` axes, from the vectors of `queries` (pass training queries). The same seed gives the same axes.
+
+    Raises InvalidData if vectors are so small that 32-bit numbers cannot hold s.
+    """
     vectors_UF = _vectors(interactions)
     total_F, squares_F = np.zeros(vectors_UF.shape[1]), np.zeros(vectors_UF.shape[1])
     for block in _blocks(queries, vectors_UF.shape[1]):
@@ -62,6 +67,10 @@ def start_of(interactions: Interactions, queries: Int64, width: int, *, seed: in
     for block in _blocks(queries, vectors_UF.shape[1]):
         squares_F += np.square(vectors_UF[block].astype(np.float64) - mean_F).sum(0)
     size = float(np.sqrt(squares_F.sum() / (len(queries) * len(mean_F))))
+    if 0 < size < LEAST_SIZE:
+        raise InvalidData(
+            "log", f"vectors that differ by {size:.1g}", f"differences of at least {LEAST_SIZE:.1g}: multiply all vectors by a number"
+        )
     scale = 1 / size if size > 0 else 1.0
     if len(mean_F) <= width:
         return VectorStart(mean_F, scale, np.eye(len(mean_F), dtype=np.float32))
