@@ -22,7 +22,7 @@ from espalier.bundle_files import sha256_of
 from espalier.engines.stages import Leaves, TreeQuery
 from espalier.errors import InvalidMessage
 from espalier.memory_lists import MemoryLists
-from espalier.queries import PADDING, FeaturesKind, HistoryKind, QueryBatch, TextKind
+from espalier.queries import PADDING, FeaturesKind, HistoryKind, QueryBatch, TextKind, VectorKind
 from espalier.search import NO_ITEM, Coverage
 from espalier.shards.messages import MaskBits, ShardAnswer, ShardQuery, encode_query
 from espalier.shards.results import answer_bytes, check_result
@@ -81,7 +81,13 @@ class ShardSearch:
         """The best leaves of all shards. Raises ShardsMissing if a shard did not answer a search without a deadline.
 
         A batch that a shard refuses is searched in halves: several requests may together have more queries, masks or results than it takes.
+        Shards refuse infinite states of vectors. Such a query is sent with states of zero, and its result says that scores are not finite.
         """
+        if isinstance(self._wire_kind, VectorKind) and query.states_BLS is not None:
+            is_finite_B = np.asarray(np.isfinite(query.states_BLS).all(axis=(1, 2)), np.bool_)
+            if not is_finite_B.all():
+                leaves = self.search(replace(query, states_BLS=np.where(is_finite_B[:, None, None], query.states_BLS, np.float32(0))))
+                return leaves._replace(finite_B=is_finite_B if leaves.finite_B is None else is_finite_B & leaves.finite_B)
         began, batch = time.perf_counter(), len(query)
         if not batch:
             no_coverage = Coverage(self._layout.sizes_S, np.empty((0, self.count), np.bool_))

@@ -11,9 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnx import helper
 
+from benchmarks.random_bundles import graphs_of, make_bundle, query_graph, random_tree
 from espalier.bundle import Bundle
 from espalier.engines import open_engine
+from espalier.engines.scorer_weights import ScorerWeights
 from espalier.live.journal import Journal
 from espalier.live.operations import ItemBody, Operation
 from espalier.shards.messages import decode_query
@@ -25,7 +28,7 @@ from service.router.shard_search import ShardSearch, whole_of
 from tests.rankers import add_ranker
 from tests.service.router.cluster import Cluster, cluster, serve_shards, shard_folders
 from tests.service.running import Json, bearer, ids, run
-from tests.service.shards.cutting import cut, queries_of, whole_bundle
+from tests.service.shards.cutting import LIMITS, cut, queries_of, whole_bundle
 from tests.waiting import until
 
 
@@ -59,6 +62,25 @@ def test_one_shard_answers_as_the_whole_bundle(tmp_path: Path, kind: str) -> Non
             expected, found = (running.retrieve(queries=queries, **body) for running in (service, shards))
             assert plain(found) == plain(expected)
             assert found["coverage"] == {"items": 1.0, "shards": 1, "answered": 1, "missing": []}
+
+
+@pytest.mark.parametrize("number", [1e37, 3e38])
+def test_a_vector_with_infinite_states_or_scores_is_refused_as_by_the_whole_bundle(tmp_path: Path, number: float) -> None:
+    nodes = [helper.make_node("Mul", ["vector", "ten"], ["scaled"]), helper.make_node("Unsqueeze", ["scaled", "one"], ["query_state"])]
+    query = query_graph(nodes, ["vector"], {"ten": np.array([10], np.float32), "one": np.array([1])}, 4)
+    rng = np.random.default_rng(1)
+    graphs = graphs_of(query, ScorerWeights(), 4, 4)
+    whole = make_bundle(tmp_path / "models", rng, random_tree(rng, 3, 4), "vector", graphs=graphs, name="books", **LIMITS)
+    usual, folders = asked(whole)[:2], shard_folders(whole, tmp_path / "shards", 2)
+    body = {"queries": [*usual, {"vector": [number] * 4}]}
+    with (
+        run(tmp_path / "models", lambda bundle: open_engine(bundle, "cpu")) as service,
+        cluster(tmp_path / "models", folders) as shards,
+    ):
+        expected, found = (running.client.post("/retrieve", json=body) for running in (service, shards))
+        assert (found.status_code, found.json()) == (422, expected.json())
+        assert "expected numbers whose scores are finite" in found.text
+        assert shards.retrieve(queries=usual)["coverage"]["answered"] == 2
 
 
 def test_the_stages_of_a_request_whose_calls_overlap_take_no_longer_than_the_request(tmp_path: Path) -> None:
