@@ -204,6 +204,24 @@ def test_a_column_that_cannot_be_used_is_named(column: str) -> None:
         item_content(items, ContentConfig(columns=(column,)))
 
 
+@pytest.mark.parametrize(
+    "column", [["only1", "only2", "only3", "only4"], ["the same"] * 4, ["!!!"] * 4, [None] * 3 + ["a"], [[], [], ["x"], []], [["x"]] * 4]
+)
+def test_a_column_without_a_feature_is_refused_by_name_and_left_out_by_auto(column: list[Any], caplog: pytest.LogCaptureFixture) -> None:
+    items = table(title=["a", "a", "b", "b"], other=column)
+    with pytest.raises(InvalidConfig, match=r"content\.columns: got 'other', expected a column with a value or word that at least 2 items"):
+        item_content(items, ContentConfig(columns=("title", "other")))
+    assert content_of(items).known_I.all()
+    assert not caplog.text
+    for lone in (table(other=column), table(other=[4] * 4)):
+        caplog.clear()
+        assert item_content(lone, ContentConfig(columns="auto")) is None
+        assert "no column of the item table distinguishes items" in caplog.text
+    caplog.clear()
+    assert item_content(items, ContentConfig()) is None
+    assert not caplog.text
+
+
 def test_features_have_a_limit_values_before_words() -> None:
     items = table(tags=[[f"t{i % 20}" for i in range(row, row + 9)] for row in range(60)], title=["one two three four five six"] * 60)
     small, large = (content_of(items, features=features) for features in (16, 64))

@@ -36,6 +36,7 @@ MIN_ITEMS = 2
 """Least items that share a value or word. One of a single item says nothing about others."""
 MOST_ENTRIES = 256
 """Most features of an item."""
+NO_CONTENT = "content.columns = auto: no column of the item table distinguishes items, so the model has no content"
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,12 +55,14 @@ class ItemContent:
 
 
 def item_content(items: ItemTable, config: ContentConfig) -> ItemContent | None:
-    """The content of an item table by a configuration; None if it names no column, or none distinguishes items.
+    """The content of an item table by a configuration; None if it names no column, or `auto` finds none that distinguishes items.
 
-    Raises InvalidConfig for a missing column, or one of another type.
+    Raises InvalidConfig for a missing column, one of another type, or one that says nothing.
     """
     columns = _columns(items, config)
     if not columns:
+        if config.columns == "auto":
+            log.warning(NO_CONTENT)
         return None
     room = config.features - 1 - sum(column.kind == "number" for column in columns)
     if room < 0:
@@ -77,9 +80,14 @@ def item_content(items: ItemTable, config: ContentConfig) -> ItemContent | None:
         entries=MOST_ENTRIES,
     )
     features = ContentFeatures(info, arrays)
+    for name in () if config.columns == "auto" else config.columns:
+        if all(len(features.of(part).indices) == len(part) for part in _fields(items, [name])):
+            expected = f"a column with a value or word that at least {MIN_ITEMS} items share, and not all but one"
+            raise InvalidConfig("content.columns", name, expected)
     rows = concatenated([features.of(part) for part in _fields(items, [column.name for column in columns])])
     longest = int(np.diff(rows.indptr).max())
     if longest == 1:
+        log.warning(NO_CONTENT)
         return None
     log.info("content: %d features of %s, at most %d of an item", info.features, ", ".join(c.name for c in columns), longest)
     return ItemContent(info.model_copy(update={"entries": longest}), arrays, rows)
