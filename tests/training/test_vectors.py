@@ -310,6 +310,14 @@ def test_items_without_training_queries_get_the_vector_of_another(log: Path, tmp
     assert len(np.unique(embeddings_ID, axis=0)) <= 3
 
 
+def test_a_log_of_a_single_item_makes_no_tree(log: Path, tmp_path: Path) -> None:
+    single = written(tmp_path, pq.read_table(log).column("vector"), [["a"]] * QUERIES)
+    with pytest.raises(
+        InvalidData, match="log: got '320 training queries and 1 items', expected at least 2 of each: a tree is made of what"
+    ):
+        exported(settings(single), tmp_path / "planted" / "1")
+
+
 @pytest.fixture(scope="module")
 def trained(log: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     return exported(settings(log), tmp_path_factory.mktemp("models") / "planted" / "1")

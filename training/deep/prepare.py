@@ -188,11 +188,12 @@ def item_embeddings(prepared: Prepared, width: int, seed: int) -> Float32:
     D is less than `width` only for tiny catalogues and short vectors.
     """
     interactions, train = prepared.interactions, prepared.split.train
+    users = "users" if interactions.vectors_UF is None else "queries"
+    if min(len(train), interactions.item_count) < 2:
+        counts = f"{len(train)} training {users} and {interactions.item_count} items"
+        raise InvalidData("log", counts, f"at least 2 of each: a tree is made of what {users} have in common")
     if interactions.vectors_UF is not None:
         return vector_embeddings(interactions, train, start_of(interactions, train, width, seed=seed), seed=seed)
-    if min(len(train), interactions.item_count) < 2:
-        counts = f"{len(train)} training users and {interactions.item_count} items"
-        raise InvalidData("log", counts, "at least 2 of each: a tree is made of what users have in common")
     width = min(width, len(train) - 1, interactions.item_count - 1)
     embeddings = embeddings_of(interactions, train, width, seed=seed)
     return with_unseen(embeddings, prepared, seed)
