@@ -41,12 +41,15 @@ from tests.training.test_earlier import CLUSTERS, ITEMS, settings, trained, writ
 from training.data.splits import EvaluationPair, Split
 from training.deep.prepare import leaf_rows, prepare
 from training.inspect import inspect
+from training.linear.prepare import prepare as prepare_texts
 from training.live.catalogue import JournalItems, read_items
 from training.live.joined_log import with_journal, with_live_fields
 from training.live.replay import replay_operations
+from training.live.run_journal import RunJournal
 from training.live.splitting import most_children, split_for_padding
 from training.rankers.log_queries import from_log
-from training.specification.models import deep_config
+from training.specification.linear import LinearConfig
+from training.specification.models import deep_config, read_config
 from training.versions import clear
 
 
@@ -515,6 +518,18 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert command("fit", "--config", config, "--out", out / "2", "--earlier", out / "1").status == 0
     assert command("fold", "--model", out / "1", "--out", out / "3").status == 0
     return out
+
+
+def test_a_log_of_texts_may_name_live_items_and_those_that_are_gone(tmp_path: Path) -> None:
+    config = read_config(write_shop(tmp_path))
+    assert isinstance(config, LinearConfig)
+    with (tmp_path / "log.csv").open("a") as log:
+        log.write("a golden spoon,golden-spoon,1\nold lump,lump,1\n")
+    journal = items_of(put(1, "golden-spoon", fields={"title": "golden spoon"}), delete(2, "lump"), delete(3, "red-lamp"))
+    prepared = prepare_texts(config, RunJournal(journal, 0, tmp_path))
+    assert {"golden-spoon", "lump", "red-lamp"} & set(prepared.items.column("id").to_pylist()) == {"golden-spoon"}
+    with pytest.raises(InvalidData, match="got 'golden-spoon', expected an id of the item table"):
+        prepare_texts(config)
 
 
 def test_a_linear_model_is_trained_with_live_items(shop: Path) -> None:
