@@ -31,6 +31,7 @@ from tests.training.vector_logs import CLUSTERS, FORMAT, QUERIES, SIZE, WIDTH, s
 from training.baselines.item_means import item_means as fit_item_means
 from training.compare.command import run as run_compare
 from training.data.interactions import Interactions, read_interactions
+from training.data.outlying_vectors import without_outliers
 from training.data.splits import Split, split_log
 from training.deep.export import most_stored_queries
 from training.deep.first_model import build_model
@@ -196,6 +197,13 @@ def test_outlying_vectors_are_not_learned_from(log: Path, tmp_path: Path, size: 
         assert (f"{count} of {len(learned)} training vectors are not learned from" in caplog.text) == (name == "grown")
     assert_allclose(starts[1].mean_F, starts[0].mean_F, atol=0.2 / starts[0].scale)
     assert starts[1].scale == pytest.approx(starts[0].scale, rel=0.1)
+
+
+def test_few_vectors_and_those_beside_many_equal_ones_are_learned_from() -> None:
+    few, equal = np.zeros((39, 2), np.float32), np.zeros((90, 2), np.float32)
+    few[0] = equal[:2] = 1e6
+    for vectors in (few, equal):
+        assert_array_equal(without_outliers(vectors, np.arange(len(vectors))), np.arange(len(vectors)))
 
 
 @pytest.mark.parametrize("targets", [1, 4, 50])
