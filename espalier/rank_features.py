@@ -20,8 +20,8 @@
     query.NAME              what the caller sends with the query
     item.NAME               what the caller sends with the query for an item
 
-Node rows are those of leaves. n-grams weigh as in searches. The features of a text without a known one are NaN. `espalier.rerank.features`
-computes the numbers.
+Node rows are those of leaves. n-grams weigh as in searches. The features of a text without a known one are NaN, and the
+coverage for a query without a word. `espalier.rerank.features` computes the numbers.
 """
 
 from __future__ import annotations

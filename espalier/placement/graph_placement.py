@@ -48,7 +48,7 @@ from espalier.placement.graph_rows import (
     trial_items,
 )
 from espalier.placement.memory_rows import NONE, MemoryRows, merged
-from espalier.placement.parents import Parents, Search, Votes, best_first, summed, votes_of_search
+from espalier.placement.parents import NO_PARENTS, Parents, Search, Votes, best_first, summed, votes_of_search
 from espalier.placement.popularity import Popularity
 from espalier.queries import HistoryKind, QueryBatch
 from espalier.search import NodeMask, SearchParams, SearchResult
@@ -75,6 +75,11 @@ class EventSearch(NamedTuple):
 
     beams: SearchResult
     queries: range
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether all scores of vectors are finite. If not, a router's search says nothing of them."""
+        return self.beams.finite_B is None or bool(self.beams.finite_B[self.queries].all())
 
     def items_M(self, b: int, trained: int) -> Int64:
         """Rows of the trained items that an event found, best first."""
@@ -143,6 +148,8 @@ class GraphPlacement:
             row_D = scale.shifted(by_fields.row_D, self._shift(0, count))
             fields_row = LiveRow(self._as_stored(row_D), memory_from=self._with_ids(by_fields.memory, catalogue), count=count)
             return Parents(best_first([(1.0, by_fields.votes)]).tolist(), lambda _: fields_row)
+        if searched is not None and not searched.is_finite:
+            return NO_PARENTS
         events = len(item.events)
         like = [self._leaf(int(row), overlay) for row in item.like]
         votes = [] if searched is None else [(1.0, votes_of_search(searched.beams.frontiers[0], [b])) for b in searched.queries]

@@ -76,15 +76,13 @@ class LinearRows:
         in_tail  whether the row also has a tail row, which is x
         """
         summands = [(x[0], self.length * np.float32(length) * x[1])]
-        if like is not None:
-            summands.append((like[0], np.float32(SHARE if len(x[0]) else 1) * like[1]))
+        neighbours: list[tuple[np.float32, Weights]] = [] if like is None else [(np.float32(SHARE if len(x[0]) else 1), like)]
         for item, cosine in zip(near, cosine_K, strict=True):
             if item >= 0 and cosine > 0:
-                feature, weight = self.weights_of(int(item))
-                if keeps:
-                    is_new = ~np.isin(feature, x[0])
-                    feature, weight = feature[is_new], weight[is_new]
-                summands.append((feature, np.float32(SHARE * cosine / NEIGHBOURS) * weight))
+                neighbours.append((np.float32(SHARE * cosine / NEIGHBOURS), self.weights_of(int(item))))
+        for share, (feature, weight) in neighbours:
+            is_added = ~np.isin(feature, x[0]) if keeps else slice(None)
+            summands.append((feature[is_added], share * weight[is_added]))
         feature, weight = summands[0] if len(summands) == 1 else added(summands)
         is_large = np.abs(weight) >= self.smallest
         tail = (np.asarray(x[0], np.int32), np.asarray(x[1], np.float32)) if in_tail else (NO_FEATURES, NO_VALUES)

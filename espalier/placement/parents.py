@@ -34,6 +34,14 @@ class Parents:
         return ((node, self.row(node)) for node in self.nodes)
 
 
+def _no_row(node: int) -> LiveRow:
+    raise ValueError(f"node {node}: an item without candidates has no row")
+
+
+NO_PARENTS = Parents((), _no_row)
+"""Those of an item that nothing can place."""
+
+
 def votes_of_search(frontier: Frontier, queries: Sequence[int]) -> Votes:
     """Votes of a search for its parents: the mean, over some queries (positions), of the softmax of the ranks."""
     nodes, weights = [], []

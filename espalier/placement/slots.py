@@ -50,7 +50,7 @@ class Slots:
 
     def _choose(self, item_id: str, tree: int, parents: Parents, late_sequence: int | None) -> Placement:
         if not parents.nodes:
-            raise InvalidQuery("id", item_id, "evidence by which a search finds a node of the tree: numbers whose scores are finite")
+            raise InvalidQuery("events", f"those of {item_id!r}", "numbers whose scores are finite, to place it by")
         best = parents.nodes[0]
         trained = self._state.trained_leaf_of(item_id, tree)
         if trained is not None:

@@ -310,7 +310,7 @@ def test_slots_are_promised_once_and_an_item_keeps_its_own_under_its_parent(vers
     assert len({(place.parent, place.slot) for place in places}) == 16 * len(parents) - 1
     with pytest.raises(NoRoom):
         slots.place("one-too-many", where)
-    with pytest.raises(InvalidQuery, match="id: got 'nowhere', expected evidence by which a search finds a node"):
+    with pytest.raises(InvalidQuery, match=r"events: got .those of 'nowhere'., expected numbers whose scores are finite"):
         slots.place("nowhere", [replace(where[0], nodes=[])])
     operation = Operation(1, "new-3", "put", ItemBody(like=("item-1",)))
     version.apply([operation], {1: (places[3],)})

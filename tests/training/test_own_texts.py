@@ -233,6 +233,8 @@ def test_the_copy_of_a_trained_product_has_the_weights_of_its_words(shop: Bundle
         x, (trained, weights) = own.row(0), rows.weights_of(item)
         copy = rows.row(x, length, [item, item + 1], [1.0, 0.5], keeps=placement.takes_fields)
         own_words = np.intersect1d(x[0], np.intersect1d(copy.feature, trained))
+        liked = rows.row(x, length, (), (), like=(trained, weights), keeps=True)
+        assert_allclose(liked.values[np.isin(liked.feature, own_words)], copy.values[np.isin(copy.feature, own_words)])
         ratios.append(copy.values[np.isin(copy.feature, own_words)].sum() / weights[np.isin(trained, own_words)].sum())
     assert np.median(ratios) == pytest.approx(1, abs=0.01)
 

@@ -21,7 +21,7 @@ SAMPLE = 1 << 26
 """Most numbers in the sample of vectors that the median is computed from."""
 LEAST = 40
 """Fewer vectors do not say what is far."""
-QUANTILE, TIMES = 0.95, 10.0
+QUANTILE, TIMES = 0.95, 100.0
 """A vector is outlying if its distance from the median of each number is more than so many times this quantile of all distances."""
 
 

@@ -37,8 +37,8 @@ from espalier.placement.near_items import NO_NEIGHBOUR, NearItems
 from espalier.placement.parents import MOST, best_first, votes_of_search
 from espalier.placement.placer import Candidates, Placer
 from espalier.placement.popularity import MOST_EVENTS, Popularity
-from espalier.queries import HistoryKind, VectorKind, encode_histories, pad_histories
-from espalier.search import Frontier, SearchParams
+from espalier.queries import HistoryKind, QueryBatch, VectorKind, encode_histories, pad_histories
+from espalier.search import Frontier, SearchParams, SearchResult
 from espalier.text.sparse_rows import SparseRows
 from espalier.tree import complete_tree
 from tests.training.logs import log_of
@@ -480,6 +480,21 @@ def test_numbers_whose_sum_overflows_are_the_error_of_their_item_alone(tmp_path:
     assert found[1].field == "events"
     assert not isinstance(found[0], EspalierError)
     assert not isinstance(found[2], EspalierError)
+
+
+def test_an_item_is_placed_by_no_event_whose_scores_are_not_finite(tmp_path: Path) -> None:
+    """A router searches for such an event with other states."""
+    bundle = make_bundle(tmp_path, np.random.default_rng(6), complete_tree(np.arange(27), 3), "vector", 0.5, integer=False)
+    assert isinstance(bundle.manifest.query, VectorKind)
+    good, wide = ([number] * bundle.manifest.query.width for number in (1.0, 7.0))
+    engine = open_engine(bundle, "cpu")
+
+    def search(queries: QueryBatch, params: SearchParams) -> SearchResult:
+        return replace(engine.parents(queries, params), finite_B=queries.array[:, 0] != 7)
+
+    items = [ItemBody(events=(good,)), ItemBody(events=(good, wide), like=("item-1",))]
+    found = Placer(bundle).place(items, bundle.items, LiveState(bundle).overlay(), search)
+    assert [len(candidates[0].nodes) > 0 for candidates in found if not isinstance(candidates, EspalierError)] == [True, False]
 
 
 def test_linear_items_are_placed_together_as_each_alone(tmp_path: Path) -> None:
