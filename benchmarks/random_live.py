@@ -31,7 +31,7 @@ def random_row(rng: Rng, bundle: Bundle, integer: bool = True, memory_ids: tuple
 
 
 def random_put(rng: Rng, state: LiveState, item_id: str, sequence: int, integer: bool = True, parents: np.ndarray | None = None) -> Change:
-    """A put under random parents with room, or for trained items at their own leaves.
+    """A put under random parents with room; of a trained item also at its own leaves, in models of graphs always.
 
     parents  of the first tree, to choose from while they have room
     """
@@ -46,7 +46,9 @@ def random_put(rng: Rng, state: LiveState, item_id: str, sequence: int, integer:
         open_parents = open_parents or [parent for parent in level if state.has_room(number, parent)]
         parent = int(rng.choice(open_parents))
         row = random_row(rng, state.bundle, integer, memory_ids, in_tail=number == 0 and state.bundle.manifest.tail is not None)
-        placements.append(Placement(number, parent, state.next_slot(number, parent), row))
+        own_leaf = state.trained_leaf_of(item_id, number)
+        where = own_leaf if own_leaf and rng.random() < 0.5 else (parent, state.next_slot(number, parent))
+        placements.append(Placement(number, *where, row))
     return Change(sequence, item_id, "put", None, tuple(placements), at=float(sequence))
 
 

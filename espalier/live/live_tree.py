@@ -56,7 +56,7 @@ class LiveTree:
         self._entry: dict[int, int] = {}  # handle → entry
         self._numbers: dict[int, int] = {}  # handle → count of numbers in its row
         self.numbers = 0
-        self._handle_at: dict[int, dict[int, int]] = {}  # parent → slot → handle, of live leaves of items that were not trained
+        self._handle_at: dict[int, dict[int, int]] = {}  # parent → slot → handle, of live leaves that replace no trained one
         self._parents = tree.level(tree.height - 1)
         self._room = max(LEAST_ROOM, math.ceil(ROOM * tree.leaf_count / len(self._parents)))
 
@@ -75,7 +75,7 @@ class LiveTree:
 
     @property
     def room(self) -> int:
-        """The most live leaves of items that were not trained."""
+        """The most live leaves that replace no trained one."""
         return len(self._parents) * self._room
 
     def is_parent(self, node: int) -> bool:
@@ -86,7 +86,7 @@ class LiveTree:
         return len(self._handle_at.get(parent, {}).keys() | promised) < self._room
 
     def holder(self, parent: int, slot: int) -> int | None:
-        """The handle of the live leaf at a slot; None if there is none, or if it is a trained item's."""
+        """The handle of the live leaf at a slot; None if there is none, or if it replaces its item's trained leaf."""
         return self._handle_at.get(parent, {}).get(slot)
 
     def near(self, parent: int) -> Iterator[int]:
@@ -113,8 +113,8 @@ class LiveTree:
             slot += 1
         return slot
 
-    def check(self, handle: int, placement: Placement, is_trained: bool) -> None:
-        """Raise InvalidData if a placement does not fit. is_trained: of a trained item, which keeps the slot of its trained leaf."""
+    def check(self, handle: int, placement: Placement, trained_row: int) -> None:
+        """Raise InvalidData if a placement does not fit. trained_row: the item row of a trained item, −1 for another."""
         row, parent, slot = placement.row, placement.parent, placement.slot
         features = 0 if self._width is not None else len(row.feature)
         if row.dense != (self._width is not None) or len(row.values) != (features if self._width is None else self._width):
@@ -125,7 +125,7 @@ class LiveTree:
                 raise InvalidData(f"placements.row.{name}", int(feature[-1]), f"feature numbers below {self._features}")
         if len(row.tail_feature) and not self._has_tail:
             raise InvalidData("placements.row.tail_feature", f"{len(row.tail_feature)} features", "none here: the model has no tail")
-        if is_trained:
+        if self._replaces_trained_leaf(placement, trained_row):
             return
         if not self.is_parent(parent) or not 0 <= slot < SLOTS:
             first, last = self._parents[0], self._parents[-1]
@@ -135,15 +135,22 @@ class LiveTree:
             if is_trained_leaf or slot in self._handle_at.get(parent, ()):
                 raise InvalidData("placements.slot", slot, f"a free slot under node {parent}")
 
-    def put(self, moment: int, handle: int, parent: int, slot: int, row: LiveRow, is_trained: bool) -> None:
-        """Hang a checked leaf at a slot. It replaces the handle's former live leaf."""
+    def _replaces_trained_leaf(self, placement: Placement, trained_row: int) -> bool:
+        """Whether a live leaf hangs at the slot of its item's trained leaf. In models of graphs all those of trained items do."""
+        return trained_row >= 0 and (self._width is not None or self.trained_leaf(trained_row) == (placement.parent, placement.slot))
+
+    def put(self, moment: int, handle: int, placement: Placement, trained_row: int) -> None:
+        """Hang a checked leaf at its slot. It replaces the handle's former live leaf. trained_row: as for `check`."""
+        is_in_place = self._replaces_trained_leaf(placement, trained_row)
+        parent, slot = self.trained_leaf(trained_row) if is_in_place else (placement.parent, placement.slot)
+        row = placement.row
         self.drop(moment, handle)
         self._pool.add(row)
         self._leaf[handle] = parent, slot
         self._entry[handle] = self._entries.add(moment, (parent, 0, handle, 0, slot))
         self._numbers[handle] = row.numbers
         self.numbers += row.numbers
-        if not is_trained:
+        if not is_in_place:
             self._handle_at.setdefault(parent, {})[slot] = handle
         if self._entries.is_worn(UNUSED) or self._pool.numbers > 2 * self.numbers + UNUSED_NUMBERS:
             self._pool.keep(self._entries.drop_closed())

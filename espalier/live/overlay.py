@@ -5,8 +5,8 @@ What a snapshot shows never changes. Properties that most searches do not need a
 
 A live leaf hangs under a node of the level above the leaves, its parent, at a slot: its position among the parent's children in a fold
 (fold.py), a version with the overlay in it. Inner levels do not change, so a search of the trained tree finds the parents, and one more
-pass scores the live leaves under them (engines/overflow.py). A trained item whose row was changed is live at the slot of its own leaf,
-which then counts no more.
+pass scores the live leaves under them (engines/overflow.py). A trained item whose row was changed is live at the slot of its own leaf, or
+in linear models elsewhere; its own leaf then counts no more.
 
 The answer of a bundle with an overlay is that of the fold, for every engine, filter, exclusion, beam and memory, and in forests
 (tests/espalier/live/test_oracle.py). So vacant trained leaves are taken first, ties break by slot, and a live item in a history counts by

@@ -55,7 +55,7 @@ class Change:
 
     kind        `put` or `delete`
     fields      the item's columns from now on; None: unchanged
-    placements  one for each tree; empty: the item's row stays as it is (of a trained item, as it was trained)
+    placements  one for each tree; empty: the leaves stay as they are (of a trained item, as they were trained)
     valid_until when the item expires, seconds since 1970; a delete has it if the item's time had passed
     at          seconds since 1970
     by          the evidence that placed the item, for people
@@ -202,7 +202,7 @@ class LiveState:
             _, handle = heapq.heappop(self._expiry)
             entry = self.table.entry_at(handle)
             if entry is not None and not entry.is_deleted and entry.valid_until is not None and entry.valid_until <= now:
-                self._delete(entry.id, entry.item_row if entry.item_row < self._items else -1, entry.sequence)
+                self._delete(entry.id, self._trained_row(entry), entry.sequence)
                 self.expired_until = max(self.expired_until, entry.valid_until)
                 expired += 1
         if expired:
@@ -252,17 +252,17 @@ class LiveState:
         old = self.table.entry(change.id)
         if change.placements and not self._has_trees(change.placements):
             raise InvalidData("placements", f"{len(change.placements)}", f"{len(self._trees)}, one for each tree")
-        if trained_row < 0:
-            self._vacate(change)
+        self._vacate(change)
         self._check(change, trained_row, old)
         self._moment += 1
         handle = self._handle(change.id, trained_row)
         fields = old.fields if change.fields is None and old is not None and not old.is_deleted else change.fields
         self._tally(handle, -1)
         for placement in change.placements:
-            tree = self._trees[placement.tree]
-            parent, slot = (placement.parent, placement.slot) if trained_row < 0 else tree.trained_leaf(trained_row)
-            tree.put(self._moment, handle, parent, slot, placement.row, is_trained=trained_row >= 0)
+            self._trees[placement.tree].put(self._moment, handle, placement, trained_row)
+        keeps_leaves = trained_row < 0 and not change.placements and old is not None and not old.is_deleted
+        if not (change.placements or keeps_leaves):
+            self._drop_leaves(handle)
         self._tally(handle, 1)
         item_row = trained_row if trained_row >= 0 else self._items + handle
         if change.placements and self._memory is not None:
@@ -279,7 +279,7 @@ class LiveState:
                 fields=fields,
                 sequence=change.sequence,
                 since=change.at if old is None or old.is_deleted else old.since,
-                by=change.by if change.placements or old is None or old.is_deleted else old.by,
+                by=old.by if old is not None and keeps_leaves else change.by,
                 valid_until=change.valid_until,
             )
         )
@@ -292,7 +292,11 @@ class LiveState:
             holder = self._trees[placement.tree].holder(placement.parent, placement.slot)
             entry = None if holder is None else self.table.entry_at(holder)
             if entry is not None and entry.id != change.id and entry.valid_until is not None and entry.valid_until <= change.at:
-                self._delete(entry.id, -1, entry.sequence)
+                self._delete(entry.id, self._trained_row(entry), entry.sequence)
+
+    def _trained_row(self, entry: LiveItem) -> int:
+        """The item row of a trained item, −1 for another."""
+        return entry.item_row if entry.item_row < self._items else -1
 
     def _check(self, change: Change, trained_row: int, old: LiveItem | None) -> None:
         """Raise InvalidData if an operation does not fit, before anything has changed."""
@@ -300,7 +304,7 @@ class LiveState:
         if not change.placements and trained_row < 0 and self._trees[0].leaf(handle) is None:
             raise InvalidData("placements", "none", f"one for each tree: {change.id!r} has no row yet")
         for placement in change.placements:
-            self._trees[placement.tree].check(handle, placement, is_trained=trained_row >= 0)
+            self._trees[placement.tree].check(handle, placement, trained_row)
 
     def _delete(self, item_id: str, trained_row: int, sequence: int) -> None:
         entry = self.table.entry(item_id)
@@ -310,16 +314,20 @@ class LiveState:
         if entry is None:
             entry = LiveItem(item_id, self._handle(item_id, trained_row), trained_row, None, sequence, 0.0)
         self._tally(entry.handle, -1)
-        for tree in self._trees:
-            tree.drop(self._moment, entry.handle)
-        if self._memory is not None:
-            self._memory.drop(self._moment, entry.handle)
+        self._drop_leaves(entry.handle)
         if trained_row >= 0:
             self._change_trained(trained_row, entry.handle, DELETED)
         self.table.write(replace(entry, sequence=sequence, is_deleted=True))
         self._deleted_handles.append(entry.handle)
         if len(self._deleted_handles) > KEPT_FIELDS:
             self._forget_fields(self._deleted_handles.popleft())
+
+    def _drop_leaves(self, handle: int) -> None:
+        """Take away the live leaves of an item and its entries of the memory."""
+        for tree in self._trees:
+            tree.drop(self._moment, handle)
+        if self._memory is not None:
+            self._memory.drop(self._moment, handle)
 
     def _forget_fields(self, handle: int) -> None:
         """Drop the fields of an item that was deleted a while ago: the requests that found it have been answered."""

@@ -34,6 +34,7 @@ from espalier.queries import (
     encode_vectors,
     pad_histories,
 )
+from espalier.search import NO_ITEM
 from espalier.text.sparse_rows import SparseRows
 
 STRINGS, INTEGERS, NUMBERS = frozenset({str}), frozenset({int}), frozenset({int, float})
@@ -55,6 +56,7 @@ class Evidence:
     fields      None: not given, or without a feature that the content of the model knows
     document    its text as a document, if the model finds items by their words
     count       number of events that the item has had; None: not given
+    trained_row the item's row if it was trained, else NO_ITEM
     """
 
     events: QueryBatch
@@ -63,6 +65,7 @@ class Evidence:
     fields: Mapping[str, Any] | None
     document: SparseRows | None = None
     count: int | None = None
+    trained_row: int = NO_ITEM
 
     @staticmethod
     def of_all(
@@ -142,6 +145,24 @@ def own_length(bundle: Bundle) -> float:
 def joined_text(values: Sequence[object]) -> str:
     """An item's text: the values of its columns, joined by spaces, without missing ones."""
     return " ".join(" ".join(map(str, value)) if isinstance(value, list) else str(value) for value in values if value is not None)
+
+
+def own_fields(bundle: Bundle, row: int) -> dict[str, Any]:
+    """The values of these columns of a trained item."""
+    return {name: bundle.items.values(name, np.array([row]))[0] for name in own_columns(bundle)}
+
+
+def is_retitled(bundle: Bundle, row: int, fields: Mapping[str, Any] | None) -> bool:
+    """Whether fields give an item an own text with a word that the model knows, and a trained item another one than it has in the bundle.
+
+    row  the item row; NO_ITEM: it was not trained
+    """
+    text = _text_of_fields(bundle, fields)
+    if fields is None or text is None:
+        return False
+    pairs = [] if row == NO_ITEM else [(fields.get(name), value) for name, value in own_fields(bundle, row).items()]
+    is_as_trained = row != NO_ITEM and all(joined_text([now]) == joined_text([then]) for now, then in pairs)
+    return not is_as_trained and bool(len(bundle.vectoriser.transform([text]).indices))
 
 
 def _text_of_fields(bundle: Bundle, fields: Mapping[str, Any] | None) -> str | None:

@@ -24,12 +24,12 @@ from espalier.items import Items
 from espalier.live.overlay import PARENT, Overlay
 from espalier.live.rows import LiveRow
 from espalier.masks.eligibility import bundle_alone
-from espalier.placement.evidence import Evidence, finds_by_words, joined_text, own_columns, own_length, own_weights
-from espalier.placement.linear_rows import NEIGHBOURS, LinearRows, Weights, added
+from espalier.placement.evidence import Evidence, finds_by_words, joined_text, own_columns, own_fields, own_length, own_weights
+from espalier.placement.linear_rows import NEIGHBOURS, NO_WEIGHTS, LinearRows, Weights, added
 from espalier.placement.near_items import NearItems
 from espalier.placement.parents import MOST, Parents, Search, summed
 from espalier.queries import QueryBatch, TextKind
-from espalier.search import NodeMask, SearchParams
+from espalier.search import NO_ITEM, NodeMask, SearchParams
 from espalier.text.sparse_rows import SparseRows, concatenated
 
 BEAM = 24
@@ -69,10 +69,8 @@ class LinearPlacement:
         columns = [items.values(name, sample) for name in self._column_weights]
         for item, values in zip(sample.tolist(), zip(*columns, strict=True), strict=True):
             own, length = self._own_words(dict(zip(self._column_weights, values, strict=True)))
-            feature, weight = rows.weights_of(item)
-            _, of_own, of_leaf = np.intersect1d(own.indices, feature, assume_unique=True, return_indices=True)
             if length > 0:
-                factors.append(float(own.values[of_own] @ weight[of_leaf]) / length)
+                factors.append(_product(own.row(0), rows.weights_of(item)) / length)
         return float(np.median(factors)) if factors else 0.0
 
     @cached_property
@@ -134,7 +132,7 @@ class LinearPlacement:
         parents = self._searched(queries.take(with_features), search)
         near: dict[int, tuple[Sequence[int], Sequence[float]]] = {}
         if index is not None:
-            without_like = [i for i in with_features.tolist() if not len(items[i].like)]
+            without_like = [i for i in with_features.tolist() if not len(items[i].like) and not self._is_learned(items[i])]
             item_nK, cosine_nK = index.nearest(queries.take(np.array(without_like, np.int64)), NEIGHBOURS)
             near = {i: (item_nK[k].tolist(), cosine_nK[k].tolist()) for k, i in enumerate(without_like)}
         query_of = {int(i): b for b, i in enumerate(with_features)}
@@ -143,7 +141,7 @@ class LinearPlacement:
             x, trees = documents.row(i), []
             for tree in range(len(leaves)):
                 nodes = parents[tree][query_of[i]] if i in query_of else self._parents_of(item.like, tree, overlay)
-                row = self._row(leaves[tree], tree, x, lengths[i], item.like, near.get(i, ((), ())), overlay)
+                row = self._row(leaves[tree], tree, x, lengths[i], item, near.get(i, ((), ())), overlay)
                 trees.append(Parents(nodes.tolist(), row))
             candidates.append(tuple(trees))
         return candidates
@@ -166,7 +164,7 @@ class LinearPlacement:
         tree: int,
         x: Weights,
         length: float,
-        like: Int64,
+        item: Evidence,
         near: tuple[Sequence[int], Sequence[float]],
         overlay: Overlay,
     ) -> Callable[[int], LiveRow]:
@@ -175,12 +173,35 @@ class LinearPlacement:
 
         def row(_: int) -> LiveRow:
             if not cached:
-                like_weights = [self._weights(leaves, tree, int(item), overlay) for item in like]
-                mean = added([(feature, weight / np.float32(len(like))) for feature, weight in like_weights]) if like_weights else None
-                cached.append(leaves.row(x, length, near[0], near[1], mean, tree == 0 and self.bundle.tail is not None, self.takes_fields))
+                like_weights = [self._weights(leaves, tree, int(row), overlay) for row in item.like]
+                count = np.float32(len(like_weights))
+                mean = added([(feature, weight / count) for feature, weight in like_weights]) if like_weights else None
+                own, bias, tail = (x[0], leaves.length * np.float32(length) * x[1]), None, NO_WEIGHTS
+                if self._is_learned(item):
+                    own, bias = self._with_learned(own, leaves, item)
+                if tree == 0 and self.bundle.tail is not None:
+                    tail = x
+                cached.append(leaves.row(own, near[0], near[1], mean, tail, self.takes_fields, bias))
             return cached[0]
 
         return row
+
+    def _is_learned(self, item: Evidence) -> bool:
+        """Whether an item keeps what training knew of it."""
+        return item.trained_row != NO_ITEM and self.takes_fields
+
+    def _with_learned(self, own: Weights, leaves: LinearRows, item: Evidence) -> tuple[Weights, float]:
+        """The weights of a trained item's features now with what training knew of it, and its bias; see `linear_rows.py`."""
+        before, length = self._own_words(own_fields(self.bundle, item.trained_row))
+        now, _ = self._own_words(item.fields or {})
+        if not len(now.indices) and item.document is not None:
+            now = item.document.normalised()
+        cosine = _product(before.row(0), now.row(0)) if len(now.indices) else 1.0
+        trained, scale = leaves.weights_of(item.trained_row), float(leaves.length) * length
+        share = max(_product(before.row(0), trained) / scale, 0.0) if scale > 0 else 0.0
+        parts = [(1 - cosine * (1 - share), own), (cosine, trained), (-cosine * share * scale, before.row(0))]
+        bias = leaves.bias + cosine * (leaves.bias_of(item.trained_row) - leaves.bias)
+        return added([(feature, np.float32(factor) * weight) for factor, (feature, weight) in parts]), bias
 
     def _weights(self, leaves: LinearRows, tree: int, item: int, overlay: Overlay) -> Weights:
         entry, pool = overlay.live_leaf(item, tree), overlay.trees[tree].sparse
@@ -203,6 +224,12 @@ class LinearPlacement:
 def query_features(item: Evidence) -> SparseRows:
     """[1, F]: the sum of an item's text, as a query, and events."""
     return _sum([*([] if item.text_query is None else [item.text_query.features]), item.events.features])
+
+
+def _product(one: Weights, other: Weights) -> float:
+    """The inner product of two sparse rows."""
+    _, of_one, of_other = np.intersect1d(one[0], other[0], assume_unique=True, return_indices=True)
+    return float(one[1][of_one] @ other[1][of_other])
 
 
 def _sum(summands: Sequence[SparseRows]) -> SparseRows:

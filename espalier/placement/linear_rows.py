@@ -8,8 +8,13 @@ details were chosen on validation queries (benchmarks/results, cold start):
     bias      the first quartile of the leaves' biases
 
 In models that find items by their words, neighbours add only features that x lacks, as in training (`near_words.py`): otherwise a new item
-would come before equal trained ones. Weights below the model's smallest are dropped. In a bundle's tail the row of a new item is x, as if
-its text were its only training point.
+would come before equal trained ones. A trained item with another text has no neighbours there, but keeps what training knew of it:
+
+    weights   ℓ · s · (1 − c (1 − α)) · x + c · (w − α · ℓ · s₀ · x₀), with w its trained weights, x₀ and s₀ its own words in training
+              and their length, c the cosine of its words now and then, and α how much of ℓ · s₀ · x₀ is in w, so that the same text has w
+    bias      likewise between that of new leaves and its own
+
+Weights below the model's smallest are dropped. In a bundle's tail the row of a new item is x, as if its text were its only training point.
 
 Legend: P clusters (nodes of the level above the leaves), F features, K neighbours.
 """
@@ -29,6 +34,7 @@ from espalier.tree import EMPTY_LEAF, Tree
 
 Weights = tuple[Int32, Float32]
 """Features, ascending, and their weights."""
+NO_WEIGHTS: Weights = (NO_FEATURES, NO_VALUES)
 
 NEIGHBOURS, SHARE = 3, 0.5
 """Nearest items whose weights are averaged, and the factor of that average."""
@@ -54,46 +60,51 @@ class LinearRows:
             smallest = min(smallest, float(np.abs(weight).min(initial=np.inf)))
         is_occupied = tree.leaf_item != EMPTY_LEAF
         self.length, self.smallest = np.float32(np.median(np.sqrt(squares[is_occupied]))), smallest
-        self.bias = float(np.quantile(chunks.bias[tree.leaf_offset :][is_occupied], BIAS_QUANTILE))
+        self._bias = chunks.bias[tree.leaf_offset :]
+        self.bias = float(np.quantile(self._bias[is_occupied], BIAS_QUANTILE))
 
     def row(
         self,
-        x: Weights,
-        length: float,
+        own: Weights,
         near: Sequence[int] | Int64,
         cosine_K: Sequence[float] | Float32,
         like: Weights | None = None,
-        in_tail: bool = False,
+        tail: Weights = NO_WEIGHTS,
         keeps: bool = False,
+        bias: float | None = None,
     ) -> LiveRow:
         """A new item's row.
 
-        x        the item's features, ascending, of length 1, or none; in a model that finds items by their words, document features
-        length   s: 1 if the model does not find items by their words
-        keeps    whether neighbours only add features that x lacks
-        near     item rows of its nearest neighbours, below 0 as padding, with their cosines to it
-        like     the mean weights of the items of `like`, which count as neighbours of cosine 1; without x the row has just these weights
-        in_tail  whether the row also has a tail row, which is x
+        own    the weights of the item's own features, ascending, or none
+        keeps  whether neighbours only add features that `own` lacks
+        near   item rows of its nearest neighbours, below 0 as padding, with their cosines to it
+        like   the mean weights of the items of `like`, which count as neighbours of cosine 1; if `own` is empty the row has just these
+        tail   the tail row: features, ascending, and values of length 1
+        bias   None: that of new leaves
         """
-        summands = [(x[0], self.length * np.float32(length) * x[1])]
-        neighbours: list[tuple[np.float32, Weights]] = [] if like is None else [(np.float32(SHARE if len(x[0]) else 1), like)]
+        summands = [own]
+        neighbours: list[tuple[np.float32, Weights]] = [] if like is None else [(np.float32(SHARE if len(own[0]) else 1), like)]
         for item, cosine in zip(near, cosine_K, strict=True):
             if item >= 0 and cosine > 0:
                 neighbours.append((np.float32(SHARE * cosine / NEIGHBOURS), self.weights_of(int(item))))
         for share, (feature, weight) in neighbours:
-            is_added = ~np.isin(feature, x[0]) if keeps else slice(None)
+            is_added = ~np.isin(feature, own[0]) if keeps else slice(None)
             summands.append((feature[is_added], share * weight[is_added]))
         feature, weight = summands[0] if len(summands) == 1 else added(summands)
         is_large = np.abs(weight) >= self.smallest
-        tail = (np.asarray(x[0], np.int32), np.asarray(x[1], np.float32)) if in_tail else (NO_FEATURES, NO_VALUES)
-        values = self._as_stored(weight[is_large])
-        return LiveRow(values, feature[is_large], self.bias, dense=False, tail_feature=tail[0], tail_value=tail[1])
+        values, tail_feature, tail_value = self._as_stored(weight[is_large]), np.asarray(tail[0], np.int32), np.asarray(tail[1], np.float32)
+        bias = self.bias if bias is None else bias
+        return LiveRow(values, feature[is_large], bias, dense=False, tail_feature=tail_feature, tail_value=tail_value)
 
     def _as_stored(self, weights: Float32) -> Float32:
         """Weights rounded as a fold of the bundle will store them, so that it changes no answer. Too large ones stay: it stores float32."""
         with np.errstate(over="ignore"):
             stored = weights.astype(self._weight.dtype).astype(np.float32)
         return stored if np.isfinite(stored).all() else weights
+
+    def bias_of(self, item: int) -> float:
+        """The bias of a trained item's leaf."""
+        return float(self._bias[self._tree.leaf_of_item[item] - self._tree.leaf_offset])
 
     def weights_of(self, item: int) -> Weights:
         """The weights of a trained item's leaf."""

@@ -13,6 +13,7 @@ from espalier.errors import InvalidQuery, NoRoom
 from espalier.live.live_tree import late_slot
 from espalier.live.rows import LiveRow, Placement
 from espalier.live.state import LiveState
+from espalier.manifest import LinearScorer
 from espalier.placement.parents import Parents
 from espalier.placement.placer import Candidates
 
@@ -22,14 +23,16 @@ class Slots:
 
     def __init__(self, state: LiveState) -> None:
         self._state = state
+        manifest = state.bundle.manifest
+        self._beam, self._moves_trained_items = manifest.search.beam_size, isinstance(manifest.scorer, LinearScorer)
         self._promised: dict[tuple[int, int], set[int]] = {}
 
     def place(self, item_id: str, candidates: Candidates, late_sequence: int | None = None) -> tuple[Placement, ...]:
         """An item's placement in each tree: under the best parent with room, at the item's slot if it has one there. Raises NoRoom,
         and InvalidQuery for an item without a candidate.
 
-        If no candidate has room, the item goes near the best one, with the row for the best one. A trained item keeps its trained leaf, and
-        gets the row for its best parent.
+        If no candidate has room, the item goes near the best one, with the row for the best one. A trained item keeps its trained leaf,
+        with the row for its best parent; in a linear model only if a search for it passes there with the default beam.
 
         late_sequence  of an operation that may be placed after later ones; None: it is the next one. The state does not know all slots of
                        the later ones, so the operation gets a slot that no other can have
@@ -53,11 +56,13 @@ class Slots:
             raise InvalidQuery("events", f"those of {item_id!r}", "numbers whose scores are finite, to place it by")
         best = parents.nodes[0]
         trained = self._state.trained_leaf_of(item_id, tree)
-        if trained is not None:
+        if trained is not None and (trained[0] in parents.nodes[: self._beam] or not self._moves_trained_items):
             return Placement(tree, *trained, parents.row(best))
         live_leaf = self._state.live_leaf_of(item_id, tree)
         candidates, near = ((node, node) for node in parents.nodes), ((node, best) for node in self._state.near(tree, best))
         for parent, row_parent in chain(candidates, near):
+            if trained is not None and trained[0] == parent:
+                return Placement(tree, *trained, parents.row(row_parent))
             if live_leaf is not None and live_leaf[0] == parent:
                 return Placement(tree, *live_leaf, parents.row(row_parent))
             promised = self._promised.get((tree, parent), set())

@@ -193,6 +193,8 @@ class Group:
         """The item's leaves in a version; empty if it keeps its trained row, or if its row is not known yet."""
         slots, item_id = self._slots[version.fingerprint], operation.id
         candidates = write.candidates.get(version.version)
+        if version.is_as_trained(operation):
+            return ()
         if stored is not None and _is_known(operation, stored, version):
             return self._kept(item_id, stored, version)
         if candidates is not None:

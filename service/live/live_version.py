@@ -29,7 +29,7 @@ from espalier.live.operations import ItemBody, Operation
 from espalier.live.rows import Placement
 from espalier.live.state import MAX_HANDLES, Change, LiveState
 from espalier.masks.filters import ItemFilters
-from espalier.placement.evidence import finds_by_words
+from espalier.placement.evidence import finds_by_words, is_retitled
 from espalier.placement.parents import Search
 from espalier.placement.placer import Candidates, Placer, needs_placement
 from espalier.placement.slots import Slots
@@ -221,7 +221,7 @@ class LiveVersion:
                 self._placer = Placer(self.bundle)
             view = self._view
             bodies = [self._placer.completed(item_id, body, self.state.table) for item_id, body in items]
-            return self._placer.place(bodies, view.items, view.overlay, self.parents)
+            return self._placer.place(bodies, view.items, view.overlay, self.parents, [item_id for item_id, _ in items])
 
     def warm_up(self) -> None:
         """Let the placer compute what it needs of the bundle. To be called before anything is applied."""
@@ -280,6 +280,23 @@ class LiveVersion:
     def takes_fields(self) -> bool:
         """Whether fields are evidence."""
         return self.bundle.manifest.content is not None or finds_by_words(self.bundle)
+
+    def is_placed_by(self, item_id: str, fields: Mapping[str, Any]) -> bool:
+        """Whether new fields place an item: because it has another own text than in training, has no row yet, or one by fields alone."""
+        placed = self.placed(item_id)
+        by_fields = not self.is_trained(item_id) if placed is None else placed.by == FIELDS
+        return (self.takes_fields and by_fields) or self.is_retitled(item_id, fields)
+
+    def is_retitled(self, item_id: str, fields: Mapping[str, Any]) -> bool:
+        """See `evidence.is_retitled`."""
+        return is_retitled(self.bundle, self.bundle.items.row_of(item_id), fields)
+
+    def is_as_trained(self, operation: Operation) -> bool:
+        """Whether a put of a trained item, not committed yet, leaves it with the row of training, because it has the own text of training
+        and no evidence that training lacked. In models with own texts; in others the row of the stored evidence stays."""
+        has_new_evidence = operation.body.has_evidence and operation.body.evidence_from is None
+        is_trained = finds_by_words(self.bundle) and self.is_trained(operation.id)
+        return is_trained and not has_new_evidence and not needs_placement(self.bundle, operation)
 
     def fields_of(self, item_id: str) -> dict[str, Any]:
         """The fields of an item, without those that are null."""

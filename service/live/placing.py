@@ -16,7 +16,7 @@ from espalier.placement.placer import Candidates
 from ..errors import NotReady
 from ..live.catalogue_types import Delete, Put
 from ..live.group import Refusal, Write
-from ..live.live_version import FIELDS, LiveVersion
+from ..live.live_version import LiveVersion
 
 log = logging.getLogger(__name__)
 
@@ -36,8 +36,8 @@ def with_candidates(
     for begin in range(0, len(writes), PLACED_AT_ONCE):
         for write, candidates in _candidates(writes[begin : begin + PLACED_AT_ONCE], versions, default, unplaceable):
             unplaceable = candidates if isinstance(candidates, NotReady) else unplaceable
-            if isinstance(candidates, InvalidInput) and _changes_only_the_count(write, default):
-                placeable.append(replace(write, candidates={}))  # the items of its stored evidence are gone: its row stays
+            if isinstance(candidates, InvalidInput) and _needs_no_place(write, default):
+                placeable.append(replace(write, candidates={}))  # its row stays
             elif isinstance(candidates, Exception):
                 refusals.append(Refusal(write, candidates))
             else:
@@ -55,7 +55,7 @@ def _candidates(
     writes: Sequence[Write], versions: Collection[LiveVersion], default: LiveVersion, unplaceable: NotReady | None = None
 ) -> list[tuple[Write, dict[int, Candidates] | Exception]]:
     """For each write its item's candidates by version, or the error of the default version. unplaceable: that of an earlier call."""
-    items = {i: (write.request.id, body) for i, write in enumerate(writes) if (body := _evidence(write, default)) is not None}
+    items = {i: (write.request.id, body) for i, write in enumerate(writes) if (body := _evidence(write, versions, default)) is not None}
     results: dict[int, dict[int, Candidates] | Exception] = {i: {} for i in range(len(writes))}
     try:
         if unplaceable is not None:
@@ -90,23 +90,24 @@ def _in_version(version: LiveVersion, items: Mapping[int, tuple[str, ItemBody]],
         return {}
 
 
-def _evidence(write: Write, default: LiveVersion) -> ItemBody | None:
+def _evidence(write: Write, versions: Collection[LiveVersion], default: LiveVersion) -> ItemBody | None:
     """The body by which an item is placed; None for a write without new evidence."""
     body = write.evidence or write.request.body
     if write.evidence is not None or body.has_evidence:
         return body
-    if not default.takes_fields or not body.fields:
+    item_id, fields = write.request.id, body.fields
+    if not fields:
         return None
-    placed = default.placed(write.request.id)
-    by_fields = not default.is_trained(write.request.id) if placed is None else placed.by == FIELDS
-    return body if by_fields else None
+    is_evidence = default.is_placed_by(item_id, fields) or any(version.is_retitled(item_id, fields) for version in versions)
+    return body if is_evidence else None
 
 
-def _changes_only_the_count(write: Write, default: LiveVersion) -> bool:
-    """Whether a write is placed by stored evidence because its request has a count. Its fields, if it has any, are no evidence."""
-    body = write.request.body
-    no_new_evidence = not body.has_evidence and (body.fields is None or not default.takes_fields)
-    return write.evidence is not None and body.count is not None and no_new_evidence
+def _needs_no_place(write: Write, default: LiveVersion) -> bool:
+    """Whether a write is taken although it cannot be placed: a trained item has new fields, which say nothing, or an item a new count, and
+    the items of its stored evidence are gone."""
+    body, is_trained = write.request.body, default.is_trained(write.request.id)
+    no_new_evidence = not body.has_evidence and (body.fields is None or not default.takes_fields or is_trained)
+    return no_new_evidence and (is_trained or (write.evidence is not None and body.count is not None))
 
 
 def _unknown(request: Put | Delete, default: LiveVersion) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.papers.product_search import judged_texts
+from benchmarks.papers.product_search import changed_texts, judged_texts
 from benchmarks.papers.product_search.product_sets import Products, products_of
 from espalier.errors import InvalidData
 
@@ -54,6 +54,15 @@ def test_questions_are_numbered_by_their_position(tmp_path: Path) -> None:
     products = products_of(tmp_path, "cranfield", 0)
     assert products.right == {"first one": {1: 3}, "second": {2: 1}}
     assert products.fields["text"] == ["w\n1", "w\n2", "w\n3"]
+
+
+def test_changed_texts_are_found_as_if_they_had_been_trained(tmp_path: Path) -> None:
+    titles = [f"{one}{two} {two}{one}" for one in ("kar", "mol", "ten", "vis", "dop", "lug") for two in ("ina", "ebu", "oty", "ufe", "aza")]
+    products = Products({"title": titles, "note": ["", "note"] * 15}, {title.split()[0]: {row: 2} for row, title in enumerate(titles)})
+    rows = {row["system"]: row for row in changed_texts.rows_of(products, 0.5, tmp_path)}
+    assert [*rows] == ["trained", "edited", "swapped"]
+    assert [row["placed"] for row in rows.values()] == [0, 15, 15]
+    assert all(row["unseen"] == row["by_title"] == 100 for row in rows.values())
 
 
 def test_a_ranker_learns_from_judgements_which_column_counts(monkeypatch: pytest.MonkeyPatch) -> None:

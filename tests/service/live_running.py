@@ -46,6 +46,7 @@ class Nearest(Placer):
         catalogue: Items,
         overlay: Overlay,
         search: Search,
+        ids: Sequence[str] = (),
     ) -> list[Candidates | EspalierError]:
         return [self._place(body, catalogue) for body in items]
 

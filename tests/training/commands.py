@@ -16,6 +16,7 @@ import pytest
 import training.__main__
 from espalier.bundle import Bundle
 from espalier.engines import open_engine
+from espalier.live.overlay import Overlay
 from espalier.queries import TextKind, encode_texts
 from espalier.search import SearchParams
 
@@ -46,12 +47,15 @@ def trained(folder: Path, raw: dict[str, Any], model: str = "any/1", **options: 
     return Bundle.open(folder / "models" / model)
 
 
-def answer_rows(bundle: Bundle, texts: list[str], beam_size: int, m: int) -> list[list[int]]:
-    """The item rows that a model of texts answers with."""
+def answer_rows(bundle: Bundle, texts: list[str], beam_size: int, m: int, overlay: Overlay | None = None) -> list[list[int]]:
+    """The item rows that a model of texts, perhaps with live items, answers with."""
     kind = bundle.manifest.query
     assert isinstance(kind, TextKind)
     queries, params = encode_texts(kind, bundle.vectoriser, texts), SearchParams.uniform(len(texts), beam_size, m)
-    rows: list[list[int]] = open_engine(bundle, "cpu").search(queries, params).item_rows_BM.tolist()
+    engine = open_engine(bundle, "cpu")
+    if overlay is not None:
+        engine.set_overlay(overlay)
+    rows: list[list[int]] = engine.search(queries, params).item_rows_BM.tolist()
     return rows
 
 

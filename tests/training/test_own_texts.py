@@ -230,10 +230,10 @@ def test_the_copy_of_a_trained_product_has_the_weights_of_its_words(shop: Bundle
     for item in range(0, len(shop.items), 7):
         fields = {name: shop.items.values(name, np.array([item]))[0] for name in ("title", "notes")}
         own, length = placement._document_features(Evidence.of(shop, ItemBody(fields=fields), shop.items, takes_fields=True))
-        x, (trained, weights) = own.row(0), rows.weights_of(item)
-        copy = rows.row(x, length, [item, item + 1], [1.0, 0.5], keeps=placement.takes_fields)
+        x, (trained, weights) = (own.row(0)[0], rows.length * np.float32(length) * own.row(0)[1]), rows.weights_of(item)
+        copy = rows.row(x, [item, item + 1], [1.0, 0.5], keeps=placement.takes_fields)
         own_words = np.intersect1d(x[0], np.intersect1d(copy.feature, trained))
-        liked = rows.row(x, length, (), (), like=(trained, weights), keeps=True)
+        liked = rows.row(x, (), (), like=(trained, weights), keeps=True)
         assert_allclose(liked.values[np.isin(liked.feature, own_words)], copy.values[np.isin(copy.feature, own_words)])
         ratios.append(copy.values[np.isin(copy.feature, own_words)].sum() / weights[np.isin(trained, own_words)].sum())
     assert np.median(ratios) == pytest.approx(1, abs=0.01)

@@ -95,7 +95,8 @@ class _Replay:
         table, overlay = self.state.table, self.state.overlay()
         engine.set_overlay(overlay)
         try:
-            (candidates,) = placer.place([placer.completed(operation.id, operation.body, table)], table, overlay, engine.parents)
+            body = placer.completed(operation.id, operation.body, table)
+            (candidates,) = placer.place([body], table, overlay, engine.parents, [operation.id])
             if isinstance(candidates, EspalierError):
                 raise candidates
             return Slots(self.state).place(operation.id, candidates)

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import polars as pl
 
 from benchmarks.papers.nce.boosting import BoostingConfig, fit_boosted_trees
+from benchmarks.papers.product_search.own_words import fitted
 from benchmarks.papers.product_search.product_sets import SETS, Products, products_of
 from benchmarks.report_file import command_line, print_row, write_report
 from espalier.arrays import Float32, Float64, Int64
@@ -35,27 +35,14 @@ from espalier.metrics import ndcg
 from espalier.queries import TextKind, encode_texts
 from espalier.rank_features import RETRIEVAL
 from espalier.rerank.features import RankFeatures
-from training.linear.run import fit_and_export
 from training.rankers.candidates import Candidates, retrieve
 from training.rankers.fit import fit_ranker
 from training.rankers.graded_queries import GradedQueries, QuerySplit
 from training.rankers.second_stage import features_of
-from training.specification.linear import LinearConfig
 from training.specification.ranker import HighwayConfig
 
 DEPTH, M, PARTS, TIMES = 100, 10, 5, 3
 TREES = BoostingConfig(loss="lambdarank", trees=300, learning_rate=0.05, leaves=15, row_share=0.8, feature_share=0.8, random_splits=False)
-
-
-def trained(products: Products, folder: Path) -> Bundle:
-    """The default model of a table of products. Its item rows are theirs."""
-    count = len(next(iter(products.fields.values())))
-    ids = [f"{row:0{len(str(count))}d}" for row in range(count)]
-    pl.DataFrame({"id": ids, **products.fields}).write_parquet(folder / "items.parquet")
-    data = {"format": "log", "items": folder / "items.parquet", "own_texts": list(products.fields)}
-    (folder / "work").mkdir()
-    config = LinearConfig.model_validate({"kind": "xr-linear", "name": "judged", "data": data})
-    return fit_and_export(config, folder / "judged" / "1", folder / "work")
 
 
 def graded(bundle: Bundle, products: Products) -> GradedQueries:
@@ -79,7 +66,7 @@ def ndcg_of(found: Candidates, scores_R: Float32 | None) -> Float64:
 
 def measured(products: Products) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as name:
-        bundle = trained(products, Path(name))
+        bundle = fitted(products, Path(name))
         queries = graded(bundle, products)
         print(f"{len(bundle.items)} products, {len(queries)} queries", flush=True)
         every = features_of(bundle, (), QuerySplit(queries, queries, queries))

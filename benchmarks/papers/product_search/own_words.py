@@ -33,6 +33,7 @@ from benchmarks.papers.product_search.product_sets import SETS, Products, produc
 from benchmarks.papers.product_search.text_linear import engine_find
 from benchmarks.report_file import command_line, print_row, write_report
 from espalier.arrays import Int64
+from espalier.bundle import Bundle
 from espalier.engines import open_engine
 from espalier.errors import EspalierError
 from espalier.placement.evidence import OWN_WEIGHTS
@@ -128,6 +129,24 @@ PEERS: Mapping[str, tuple[tuple[str, ...], Callable[[Sequence[str]], Find]]] = {
 """Name → the modules that it needs, and what builds its index."""
 
 
+def fitted(products: Products, folder: Path, asked: Sequence[str] = ()) -> Bundle:
+    """The default model of a table of products, and of the queries `asked`, weighted by their grades. Its item rows are the table's.
+
+    folder  of the model and its data
+    """
+    count = len(next(iter(products.fields.values())))
+    ids = [f"{row:0{len(str(count))}d}" for row in range(count)]
+    (folder / "work").mkdir(parents=True)
+    pl.DataFrame({"id": ids, **products.fields}).write_parquet(folder / "items.parquet")
+    data: dict[str, Any] = {"format": "log", "items": folder / "items.parquet", "own_texts": list(products.fields)}
+    if asked:
+        log = [(query, ids[row], float(grade)) for query in asked for row, grade in products.right[query].items() if grade]
+        pl.DataFrame(log, schema=["query", "item", "grade"], orient="row").write_parquet(folder / "log.parquet")
+        data |= LOG | {"train": folder / "log.parquet"}
+    config = LinearConfig.model_validate({"kind": "xr-linear", "name": "products", "data": data})
+    return fit_and_export(config, folder / "products" / "1", folder / "work")
+
+
 def rows_of(products: Products, choose: bool = True) -> list[dict[str, Any]]:
     """The rows, printed as they come. choose: BM25F too."""
     queries = list(products.right)
@@ -141,19 +160,9 @@ def rows_of(products: Products, choose: bool = True) -> list[dict[str, Any]]:
 
     _add_baselines(products, choosing_queries if choose else [], add)
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        count = len(next(iter(products.fields.values())))
-        width = len(str(count))
-        ids = [f"{row:0{width}d}" for row in range(count)]
-        pl.DataFrame({"id": ids, **products.fields}).write_parquet(folder / "items.parquet")
-        log_rows = [(query, ids[row], float(grade)) for query in choosing_queries for row, grade in products.right[query].items() if grade]
-        pl.DataFrame(log_rows, schema=["query", "item", "grade"], orient="row").write_parquet(folder / "log.parquet")
-        data: dict[str, Any] = {"format": "log", "items": folder / "items.parquet", "own_texts": list(products.fields)}
-        for version, (system, extra) in enumerate((("xr-linear", {}), ("xr-linear, a log", LOG | {"train": folder / "log.parquet"})), 1):
-            config = LinearConfig.model_validate({"kind": "xr-linear", "name": "own-words", "data": data | extra})
-            (folder / f"work-{version}").mkdir()
+        for system, asked in (("xr-linear", ()), ("xr-linear, a log", choosing_queries)):
             begin = time.perf_counter()
-            bundle = fit_and_export(config, folder / "own-words" / str(version), folder / f"work-{version}")
+            bundle = fitted(products, Path(name) / system, asked)
             seconds = time.perf_counter() - begin
             engine = open_engine(bundle, "cpu")
             columns = ", ".join(f"{weight:.2f}" for weight in bundle.manifest.data[OWN_WEIGHTS])

@@ -96,7 +96,7 @@ class Catalogue:
     def put(self, change: Change) -> None:
         entry = self.entries.setdefault(change.id, Entry(len(self.entries)))
         fields = entry.fields if change.fields is None and not entry.is_deleted else change.fields
-        leaf = bool(change.placements) or (entry.has_leaf and not entry.is_deleted)
+        leaf = bool(change.placements) or (entry.has_leaf and not entry.is_deleted and change.id not in self.trained)
         self.entries[change.id] = Entry(entry.handle, None if fields is None else dict(fields), leaf, change.valid_until)
 
     def delete(self, item_id: str) -> None:

@@ -20,7 +20,7 @@ def test_weights_are_rounded_to_what_a_fold_stores(length: float) -> None:
     chunks = random_chunks(rng, tree, 10, integer=False)
     halves = replace(chunks, entry_weight=chunks.entry_weight.astype(np.float16))
     own = sparse_rows(rng.random((1, 10))).normalised()
-    values = LinearRows(tree, halves).row((own.indices, own.values), length, (), ()).values
+    values = LinearRows(tree, halves).row((own.indices, np.float32(length) * own.values), (), ()).values
     with np.errstate(over="ignore"):
         is_half = values.astype(np.float16) == values
     assert is_half.all() == (length < 1)
@@ -44,7 +44,7 @@ def test_weights_are_the_text_and_the_neighbours() -> None:
         for near, near_part in ((((), ()), 0), ((item_nK[i], cosine_nK[i]), cosine_nK[i] @ weights_I[item_nK[i]] / 3 / 2)):
             expected = length * x + near_part
             expected[np.abs(expected) < np.abs(weights_I[weights_I != 0]).min()] = 0
-            row = leaves.row((own.indices, own.values), 1, *near)
+            row = leaves.row((own.indices, leaves.length * own.values), *near)
             found = np.zeros(width)
             found[row.feature] = row.values
             assert_allclose(found, expected, atol=1e-5)

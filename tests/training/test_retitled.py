@@ -1,0 +1,195 @@
+"""A trained product whose text changes is found by its new words, and keeps what the log knew of it as far as its words stay."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from numpy.testing import assert_allclose
+
+from espalier.bundle import Bundle
+from espalier.engines import open_engine
+from espalier.errors import EspalierError
+from espalier.live.fold import write_fold
+from espalier.live.operations import ItemBody, Operation
+from espalier.live.rows import Placement
+from espalier.live.state import Change, LiveState
+from espalier.placement.linear_placement import LinearPlacement
+from espalier.placement.placer import Placer, needs_placement
+from espalier.placement.slots import Slots
+from tests.service.running import Running, bearer, document, run
+from tests.training.commands import answer_rows, trained
+
+PRODUCTS = 200
+SYLLABLES = ("lan", "per", "sto", "vik", "zen")
+KEY, ADMIN = "a-key-of-sixteen-letters", "another-key-of-an-administrator"
+QUERIES = [f"{first}{second}" for first in "bcdfghjklm" for second in ("ix", "oz", "um", "aq")]
+"""A name in the log for each of the first products, which no title has."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A shop whose version 1 has many parents and a narrow beam, with the table and the log that it was trained on."""
+    folder = tmp_path_factory.mktemp("retitled")
+    rng = np.random.default_rng(5)
+    words = np.array([f"{first}{second}" for first in ("ba", "ko", "mi", "tu", "re", "sa") for second in SYLLABLES])
+    titles = [" ".join(rng.permutation(words)[:4]) for _ in range(PRODUCTS)]
+    frame = pl.DataFrame({"id": [f"p{row:03d}" for row in range(PRODUCTS)], "title": titles, "price": [1.5] * PRODUCTS})
+    frame.write_parquet(folder / "items.parquet")
+    log = [(name, f"p{row:03d}") for row, name in enumerate(QUERIES)]
+    pl.DataFrame(log, schema=["query", "item"], orient="row").write_parquet(folder / "log.parquet")
+    train(folder, 1)
+    return folder
+
+
+def train(folder: Path, version: int) -> Bundle:
+    data = {"format": "log", "items": str(folder / "items.parquet"), "train": str(folder / "log.parquet"), "own_texts": ["title"]}
+    shape = {"tree": {"branching": 4, "max_leaf": 4}, "search": {"beam_size": 3}}
+    return trained(folder, {"data": data | {"test_share": 0.0}} | shape, f"shop/{version}")
+
+
+@pytest.fixture
+def shop(folder: Path) -> Bundle:
+    return Bundle.open(folder / "models" / "shop" / "1")
+
+
+def title(bundle: Bundle, row: int) -> str:
+    return str(bundle.items.values("title", np.array([row]))[0])
+
+
+def placed(bundle: Bundle, row: int, **body: Any) -> tuple[LiveState, Placement]:
+    """The state of a version in which a trained item was put, and where it went."""
+    engine, state, placer = open_engine(bundle, "cpu"), LiveState(bundle), Placer(bundle)
+    (item_id,) = bundle.items.ids_of(np.array([row]))
+    completed = placer.completed(item_id, ItemBody(**body), state.table)
+    (candidates,) = placer.place([completed], state.table, state.overlay(), engine.parents, [item_id])
+    if isinstance(candidates, EspalierError):
+        raise candidates
+    placements = Slots(state).place(item_id, candidates)
+    state.apply([Change(1, item_id, "put", body.get("fields"), placements, at=1.0)])
+    return state, placements[0]
+
+
+def test_the_same_text_has_the_weights_the_bias_and_the_place_of_training(shop: Bundle) -> None:
+    (leaves,) = LinearPlacement(shop)._rows
+    for row in range(0, PRODUCTS, 23):
+        state, placement = placed(shop, row, fields={"title": title(shop, row)})
+        feature, weight = leaves.weights_of(row)
+        assert_allclose(placement.row.feature, feature)
+        assert_allclose(placement.row.values, weight, rtol=2e-3)
+        assert placement.row.bias == pytest.approx(leaves.bias_of(row), abs=1e-6)
+        assert (placement.parent, placement.slot) == state.trained_leaf_of(f"p{row:03d}")
+
+
+def test_what_the_log_knew_counts_as_far_as_the_words_stay(shop: Bundle) -> None:
+    (leaves,) = LinearPlacement(shop)._rows
+    row, other = 4, 150
+    asked = shop.vectoriser.transform([QUERIES[row]]).row(0)
+
+    def score(feature: np.ndarray, weight: np.ndarray) -> float:
+        _, of_query, of_row = np.intersect1d(asked[0], feature, return_indices=True)
+        return float(asked[1][of_query] @ weight[of_row])
+
+    before = score(*leaves.weights_of(row))
+    words = title(shop, row).split()
+    scores = []
+    for text in (" ".join([*words[:3], "quxuq"]), " ".join([*words[:2], *title(shop, other).split()[:2]]), title(shop, other)):
+        _, placement = placed(shop, row, fields={"title": text})
+        scores.append(score(placement.row.feature, placement.row.values) / before)
+    assert 1 > scores[0] > scores[1] > scores[2] >= 0
+    assert scores[0] > 0.5
+    assert scores[2] < 0.3
+
+
+def test_a_product_with_the_text_of_another_hangs_where_searches_for_it_pass(shop: Bundle, tmp_path: Path) -> None:
+    moved = 0
+    for row, other in ((4, 150), (70, 9), (160, 33), (190, 101)):
+        state, placement = placed(shop, row, fields={"title": title(shop, other)})
+        overlay, trained_leaf = state.overlay(), state.trained_leaf_of(f"p{row:03d}")
+        moved += (placement.parent, placement.slot) != trained_leaf
+        assert row in answer_rows(shop, [title(shop, other)], 3, 3, overlay)[0]
+        assert row not in answer_rows(shop, [title(shop, row)], 3, 10, overlay)[0]
+        fold = write_fold(tmp_path / str(row) / "1", shop, overlay, state.table)
+        assert len(fold.items) == PRODUCTS
+        assert f"p{row:03d}" in fold.items.ids_of(np.array(answer_rows(fold, [title(shop, other)], 3, 3)[0]))
+    assert moved == 4
+
+
+def test_only_another_text_places_a_trained_product(shop: Bundle) -> None:
+    def needs(**body: Any) -> bool:
+        return needs_placement(shop, Operation(1, "p007", "put", ItemBody(**body), at=1.0))  # long before the training
+
+    own = title(shop, 7)
+    assert not needs(fields={"title": own, "price": 3.0})
+    assert not needs(fields={"price": 3.0}), "without a text no search can find it better elsewhere"
+    assert not needs(fields={"title": "unheard"}), "no word that the model knows"
+    assert not needs(text=f"{own} balan"), "evidence from before the training"
+    assert needs(fields={"title": f"{own} balan"})
+
+
+def put(running: Running, item: str, **body: Any) -> dict[str, Any]:
+    return dict(document(running.client.request("PUT", f"/models/shop/items/{item}", json=body, headers=bearer(KEY))))
+
+
+def found(running: Running, text: str, m: int = 5, **request: Any) -> dict[str, float]:
+    """The first answers and their scores."""
+    answer = running.client.post("/retrieve", json={"model": "shop", "queries": [{"text": text}], "m": m} | request)
+    return {item["id"]: item["score"] for item in document(answer)["results"][0]["items"]}
+
+
+def test_a_service_finds_trained_products_by_their_present_titles(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "models" / "shop" / "1", tmp_path / "shop" / "1")
+    shop = Bundle.open(tmp_path / "shop" / "1")
+    own, other = title(shop, 4), title(shop, 150)
+
+    def served() -> Any:
+        return run(tmp_path, lambda opened: open_engine(opened, "cpu"), write_keys=(KEY,))
+
+    with served() as running:
+        asked = [own, other, QUERIES[4]]
+        before = [found(running, text) for text in asked]
+        assert put(running, "p004", fields={"title": own, "price": 1.0})["placed"]["by"] == "trained"
+        assert [found(running, text) for text in asked] == before, "a price changes no score"
+        put(running, "p004", fields={"title": other})
+        assert "p004" in found(running, other, 2)
+        assert "p004" not in found(running, own)
+        changed = [found(running, text) for text in asked]
+    with served() as running:
+        assert [found(running, text) for text in asked] == changed, "after a restart"
+        put(running, "p004", count=3)
+        assert [found(running, text) for text in asked] == changed
+        assert put(running, "p004", fields={"title": own})["placed"]["by"] == "trained"
+        assert [found(running, text) for text in asked] == before, "with its old title as it was trained"
+        lines = "".join(f'{{"id": "p004", "fields": {{"title": "{text}"}}}}\n' for text in (other, own))
+        headers = bearer(KEY) | {"Content-Type": "application/x-ndjson"}
+        assert running.client.request("POST", "/models/shop/items", content=lines.encode(), headers=headers).status_code == 200
+        assert [found(running, text) for text in asked] == before, "two puts in one group"
+        put(running, "p004", fields={"title": "unheard"})
+        assert found(running, QUERIES[4]) == before[2], "a title without a known word changes no row"
+        assert put(running, "p004", fields={"title": own}, events=[QUERIES[4]])["placed"]["by"] == "events"
+        with_event = found(running, other, 2)
+        assert put(running, "p004", fields={"title": other})["placed"]["by"] == "events", "new fields place it with its events"
+        assert {*found(running, other, 2)} == {"p004", "p150"} != {*with_event}
+
+
+def test_each_version_places_a_product_by_the_text_that_it_was_trained_with(folder: Path, tmp_path: Path) -> None:
+    for name in ("items.parquet", "log.parquet"):
+        shutil.copy(folder / name, tmp_path / name)
+    shutil.copytree(folder / "models" / "shop" / "1", tmp_path / "models" / "shop" / "1")
+    frame = pl.read_parquet(folder / "items.parquet")
+    titles = frame["title"].to_list()
+    frame.with_columns(pl.Series("title", [*titles[:4], titles[150], *titles[5:]])).write_parquet(tmp_path / "items.parquet")
+    train(tmp_path, 2)
+    with run(tmp_path / "models", lambda opened: open_engine(opened, "cpu"), write_keys=(KEY,), admin_keys=(ADMIN,)) as running:
+        body = {"version": 1, "default": False}
+        document(running.client.request("POST", "/models/shop/load", json=body, headers=bearer(ADMIN)))
+        versions = running.app.state.service.registry.catalogue("shop").thread.versions
+        assert put(running, "p004", fields={"title": titles[150]})["placed"]["version"] == 2
+        assert (versions[1].placed("p004").by, versions[2].placed("p004").by) == ("fields", "trained")
+        assert "p004" in found(running, titles[150], 2, version=1)
+        put(running, "p004", fields={"title": titles[4]})
+        assert (versions[1].placed("p004").by, versions[2].placed("p004").by) == ("trained", "fields")
