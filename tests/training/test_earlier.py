@@ -185,7 +185,7 @@ def test_new_items_find_their_cluster_and_all_others_stay(bundle: Bundle, tmp_pa
     inner = bundle.tree.leaf_offset
     assert_array_equal(earlier.model.node_rows.detach().numpy()[:inner], bundle.node_rows_ND[:inner])
     model = build_model(config, earlier.tree, prepared)
-    assert recall(config, prepared, Topology(earlier.tree, CPU), model) > 0.6
+    assert recall(config, prepared, Topology(earlier.tree, CPU), model) > 0.5
 
 
 @pytest.mark.slow

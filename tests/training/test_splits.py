@@ -31,7 +31,7 @@ from training.evaluate import held_out_pairs
 from training.held_out import held_out_log
 from training.rankers.log_queries import from_log
 from training.specification.deep import DeepConfig, InstanceConfig
-from training.specification.log_format import CsvFormat, ListsFormat
+from training.specification.log_format import CsvFormat, ListsFormat, Order
 from training.specification.models import config_of, deep_config
 from training.specification.splits import DateSplit, FileSplit, LastSplit, UserSplit
 from training.versions import work_folder
@@ -252,6 +252,18 @@ def test_a_users_shuffle_depends_on_the_seed_but_not_on_the_other_users() -> Non
     assert not np.array_equal(alone[0].history, halves(log, np.array([4]), seed=6)[0].history)
 
 
+@pytest.mark.parametrize("order", ["file", "none"])
+def test_hardly_anything_changes_for_the_users_of_a_log_that_has_grown(tmp_path: Path, order: Order) -> None:
+    """No user that was learned from is a test user of the next version of a model."""
+    log_lists = np.random.default_rng(1).integers(0, 50, (600, 6)).tolist()
+    before, after = (split_log(log_of(some, order), UserSplit(), CsvFormat(), tmp_path, seed=3) for some in (log_lists[:500], log_lists))
+    asked, asked_later = ({user: query for user, *query in named(split, split.test)} for split in (before, after))
+    assert (len(asked), len(asked_later)) == (50, 60)
+    assert not asked_later.keys() & lists(before).keys()
+    assert len(asked.keys() & asked_later.keys()) > 40
+    assert all(asked[user] == asked_later[user] for user in asked.keys() & asked_later.keys())
+
+
 def test_without_seen_takes_the_history_out_of_what_is_relevant() -> None:
     pairs = [EvaluationPair(0, np.array([1, 2]), np.array([2, 3, 3])), EvaluationPair(1, np.array([1]), np.array([1]))]
     assert shown(without_seen(pairs)) == [(0, [1, 2], [3, 3])]
@@ -262,7 +274,7 @@ def test_of_some_items_nothing_is_learned_but_they_are_asked_for(tmp_path: Path,
     log = log_of([*np.random.default_rng(1).integers(0, 20, (60, 8)).tolist(), [19, 19]])
     whole = split_log(log, config.model_copy(update={"unseen_items": 0.0}), CsvFormat(), tmp_path, seed=4)
     split = split_log(log, config, CsvFormat(), tmp_path, seed=4)
-    hidden = np.flatnonzero(splits.drawn_items(20, 0.3, 4))
+    hidden = np.flatnonzero(splits.drawn_items(log.item_ids, 0.3, 4))
     assert len(hidden) == 6
     assert split.lists.item_count == 20
     for shorter, longer in ((split, whole), (split.whole(), whole.whole())):

@@ -120,6 +120,24 @@ def test_queries_of_the_same_words_are_one_query_which_is_learned_from_or_held_o
     assert prepared.written_queries.to_pylist() == [text for text, _ in rows[::4] if text in {*prepared.written_queries.to_pylist()}]
 
 
+def test_which_queries_are_held_out_depends_on_their_words_alone(tmp_path: Path) -> None:
+    """Not on the order of the log, and hardly on what else is in it: queries of the old log are not asked of the next model, but for those
+    that were asked of the last one."""
+    config = SPECIFICATION.checked(titled_items(tmp_path, 120, 330, train=str(tmp_path / "log.csv")) | {"kind": "xr-linear", "name": "a"})
+    assert isinstance(config, LinearConfig)
+    frame = pl.read_csv(tmp_path / "log.csv")
+
+    def held_out(rows: pl.DataFrame) -> set[str]:
+        rows.with_columns(pl.col("query").str.to_uppercase()).write_csv(tmp_path / "log.csv")
+        return {*prepare(config).written_queries.to_pylist()}
+
+    first = held_out(frame[:300])
+    assert held_out(frame[:300].reverse()) == first
+    later = held_out(frame)
+    assert (len(first), len(later)) == (30, 33)
+    assert len(later & {*frame[:300]["query"].str.to_uppercase()} - first) <= 3
+
+
 def test_a_log_of_the_items_own_texts_chooses_nothing(tmp_path: Path) -> None:
     """In other letters, with accents and with other signs, too."""
     raw = titled_items(tmp_path, 300, 0, train=str(tmp_path / "log.csv"))

@@ -24,6 +24,7 @@ from espalier.logs.log_values import DATED
 from espalier.wording import either
 
 from ..data.cut_lists import events_before, first_events, iso, moment_of, with_events
+from ..data.draws import drawing_order, numbers_of
 from ..data.interactions import Interactions, read_interactions
 from ..data.outlying_vectors import without_outliers
 from ..specification.log_format import LogFormat, TableFormat
@@ -102,7 +103,7 @@ def split_log(interactions: Interactions, config: SplitConfig, log_format: LogFo
     if interactions.vectors_UF is not None and len(split.train):
         split = replace(split, train=without_outliers(interactions.vectors_UF, split.train))
     if config.unseen_items:
-        split = _without_events(split, drawn_items(interactions.item_count, config.unseen_items, seed), work)
+        split = _without_events(split, drawn_items(interactions.item_ids, config.unseen_items, seed), work)
     for name, queries, needed in (
         ("training", split.train, "a user whose list is learned from"),
         ("validation", split.validation, "a user with a history and something relevant after it; validation chooses weights and options"),
@@ -133,10 +134,10 @@ def _long_lists(interactions: Interactions, log_format: LogFormat) -> Bool:
     return long_U
 
 
-def drawn_items(items: int, share: float, seed: int) -> Bool:
+def drawn_items(item_ids: pa.Array, share: float, seed: int) -> Bool:
     """bool[I]: ⌊share · I⌋ items at random, at least one."""
-    drawn_I = np.zeros(items, np.bool_)
-    drawn_I[np.random.default_rng([seed, 5]).permutation(items)[: max(1, int(share * items))]] = True
+    drawn_I = np.zeros(len(item_ids), np.bool_)
+    drawn_I[drawing_order(item_ids.to_pylist(), seed, "items")[: max(1, int(share * len(item_ids)))]] = True
     return drawn_I
 
 
@@ -154,10 +155,10 @@ def _without_events(split: Split, hidden_I: Bool, work: Path) -> Split:
 
 
 def _by_user(interactions: Interactions, long_U: Bool, config: UserSplit, seed: int) -> Split:
-    """Random users: of a seeded permutation of those with long lists, the first ⌊share · users⌋ are test users, the next are validation
-    users; all others train.
+    """Random users: of those with long lists in the drawing order of their ids, the first ⌊share · users⌋ are test users, the next are
+    validation users; all others train. So, as a log grows, hardly a training user becomes a test user.
     """
-    shuffled = np.random.default_rng(seed).permutation(np.flatnonzero(long_U)).astype(np.int64)
+    shuffled = _shuffled(interactions, np.flatnonzero(long_U), seed)
     test, validation = int(config.test_share * len(shuffled)), int(config.validation_share * len(shuffled))
     held_out = np.split(shuffled[: test + validation], [test])
     user_groups = [*(np.sort(users) for users in held_out), np.setdiff1d(np.arange(interactions.user_count), shuffled[: test + validation])]
@@ -263,7 +264,7 @@ def _vectors_by_file(interactions: Interactions, config: FileSplit, log_format: 
     missing, repeated = int(np.count_nonzero(item_of < 0)), int(np.count_nonzero(_rows(interactions.user_ids, test_log.user_ids) >= 0))
     if missing or repeated:
         log.warning("%s: %d items are not in the log and are left out; %d queries are in the log, too", config.test, missing, repeated)
-    shuffled = np.random.default_rng([seed, 4]).permutation(interactions.user_count).astype(np.int64)
+    shuffled = _shuffled(interactions, np.arange(interactions.user_count), seed)
     validation_count = max(1, int(config.validation_share * interactions.user_count))
     validation = whole_lists(interactions, np.sort(shuffled[:validation_count]))
     return Split(interactions, np.sort(shuffled[validation_count:]), validation, test, config)
@@ -277,12 +278,11 @@ def _second_log(config: FileSplit, log_format: LogFormat, work: Path) -> Interac
 
 def _hidden(interactions: Interactions, share: float, users: float, seed: int) -> tuple[list[EvaluationPair], Bool]:
     """Validation queries, and bool[E]: the training events. Of a drawn user at least one event is hidden, and at least one stays."""
-    rng, offset_U1 = np.random.default_rng([seed, 4]), interactions.offset_U1
-    kept_E = np.ones(interactions.event_count, np.bool_)
+    offset_U1, kept_E = interactions.offset_U1, np.ones(interactions.event_count, np.bool_)
     eligible = np.flatnonzero(np.diff(offset_U1) >= 2)
-    drawn = np.sort(rng.permutation(eligible)[: max(1, int(users * interactions.user_count))])
+    drawn = np.sort(_shuffled(interactions, eligible, seed)[: max(1, int(users * interactions.user_count))])
     pairs = []
-    for user in drawn.tolist():
+    for user, rng in zip(drawn.tolist(), _generators(interactions, drawn, seed), strict=True):
         items = interactions.of(user)
         count = min(max(1, round(share * len(items))), len(items) - 1)
         has_order = interactions.order != "none"
@@ -290,6 +290,17 @@ def _hidden(interactions: Interactions, share: float, users: float, seed: int) -
         kept_E[offset_U1[user] + positions] = False
         pairs.append(EvaluationPair(user, np.delete(items, positions), items[positions]))
     return pairs, kept_E
+
+
+def _shuffled(interactions: Interactions, users: Int64, seed: int) -> Int64:
+    """The users in the drawing order of their ids."""
+    return users[drawing_order(interactions.user_ids.take(pa.array(users)).to_pylist(), seed, "users")]
+
+
+def _generators(interactions: Interactions, users: Int64, seed: int) -> Iterable[np.random.Generator]:
+    """A generator for each user, which depends on the seed and the user's id alone."""
+    numbers = numbers_of(interactions.user_ids.take(pa.array(users)).to_pylist(), seed, "lists")
+    return (np.random.default_rng(number) for number in numbers.tolist())
 
 
 def _rows(ids: pa.Array, names: pa.Array) -> Int64:
@@ -316,10 +327,10 @@ def halves(interactions: Interactions, users: Int64, *, seed: int) -> list[Evalu
     by a permutation that depends on the seed and the user only. Users whose list is too short for two halves are skipped.
     """
     pairs = []
-    for user in users.tolist():
+    for user, rng in zip(users.tolist(), _generators(interactions, users, seed), strict=True):
         items = interactions.of(user)
         if interactions.order == "none":
-            items = np.random.default_rng([seed, user]).permutation(items)
+            items = rng.permutation(items)
         middle = len(items) // 2
         if middle:
             pairs.append(EvaluationPair(user, items[:middle], items[middle:]))

@@ -27,6 +27,7 @@ from espalier.text.sparse_rows import MAX_FEATURES, SparseRows
 from espalier.text.vectoriser import Vectoriser, words_of
 
 from ..data.csr import Csr, as_matrix, as_rows, normalised, read_by_rows
+from ..data.draws import drawing_order
 from ..data.item_tables import item_table
 from ..data.query_logs import KnownIds, LabelledTexts, ids_of, labelled, read_columns, read_log, texts_of
 from ..data.relevance import LabelRelevance, Smoothing, checked, is_graded
@@ -183,7 +184,7 @@ def _from_points(config: LinearConfig, data: XmcData | NpzData, run_journal: Run
             if count != expected:
                 raise InvalidData(str(data.test), f"{count} {name}", f"{expected}, as in {data.train}")
     else:
-        held_out, training = _split(len(train), data.test_share, config.seed)
+        held_out, training = _split([str(row) for row in range(len(train))], data.test_share, config.seed)
         train, test = train.take(training), train.take(held_out)
     labels = train.labels.shape[1]
     ids = pa.array(np.arange(labels)).cast(pa.large_string())
@@ -234,7 +235,7 @@ def _from_texts(config: LinearConfig, data: LogData, run_journal: RunJournal | N
     if data.test is not None:
         test_pairs, test_source = _read_pairs(data, data.test, BadRows(data.bad_rows, data.SECTION), known_items), OF_TEST
     elif not data.own_texts or round(data.test_share * len(queries)):
-        held_out, test_source = queries[_split(len(queries), data.test_share, config.seed)[0]], OF_LOG
+        held_out, test_source = queries[_split(_words_of(queries["query"]).to_list(), data.test_share, config.seed)[0]], OF_LOG
         test_pairs, pairs = (pairs.join(held_out, on="query", how=how, maintain_order="left") for how in ("semi", "anti"))
     else:
         test_pairs, test_source = made_queries(items.column("id").to_pylist(), columns, data.test_share, config.seed), OF_ITEMS
@@ -335,12 +336,11 @@ def _unit(data: LabelledPoints) -> LabelledPoints:
     return LabelledPoints(normalised(data.points), data.labels)
 
 
-def _split(count: int, share: float, seed: int) -> tuple[Int64, Int64]:
-    """The held-out positions and the other positions, both ascending."""
-    order = np.random.default_rng([seed, 0x5EED]).permutation(count)
-    held_out = round(share * count)
-    if held_out == count:
-        raise InvalidData("data", f"{count} queries", "enough of them to learn from")
+def _split(names: Sequence[str], share: float, seed: int) -> tuple[Int64, Int64]:
+    """The held-out positions of some queries, by their names, and the other positions, both ascending."""
+    order, held_out = drawing_order(names, seed, "queries"), round(share * len(names))
+    if held_out == len(names):
+        raise InvalidData("data", f"{len(names)} queries", "enough of them to learn from")
     return np.sort(order[:held_out]), np.sort(order[held_out:])
 
 

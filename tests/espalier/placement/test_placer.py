@@ -589,9 +589,9 @@ def test_a_count_lifts_an_item_by_its_bias_and_by_the_memory() -> None:
     assert abs(way._shift(40, 400) - way._shift(2, 400)) > 0.05, "it depends on what is at hand"
     few, many = (way._shifts(2, count).gap_G for count in (2.0, 2048.0))
     assert many[0] < few[0] - 1, "what the memory of a popular item does needs no shift"
-    for entries in ("memory_from", "memory_to"):
-        lifts = [sum(value for _, value in getattr(row, entries)) for row in rows[:3]]
-        assert 0 < lifts[0] < lifts[1] < lifts[2]
+    assert all(row.memory_to for row in rows)
+    lifts = [sum(value for _, value in row.memory_from) for row in rows[:3]]
+    assert 0 < lifts[0] < lifts[1] < lifts[2]
     nobody = ItemBody(like=("libsdl2-2.0-0",), count=400)
     assert first(placed(bundle, nobody)[0])[1].memory_to == ()
 
