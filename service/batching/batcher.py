@@ -30,7 +30,7 @@ from ..batching.admission import Admission, Cost, Limits
 from ..batching.priority import ANSWER_TOO_LATE, SEARCH_TOO_LATE, Priority
 from ..batching.queues import Jobs, RequestQueue, Room
 from ..batching.request_parts import Answer, RequestPart, cut_result, join_answers, merge_parts, split_request
-from ..errors import DeadlinePassed, EngineFailed, NotReady, QueueFull
+from ..errors import DeadlinePassed, EngineFailed, NotReady, QueueFull, ServiceError
 
 log = logging.getLogger(__name__)
 
@@ -115,7 +115,8 @@ class Batcher:
         fixed_beam  never shrink the beams, even close to the deadline
         origin      of `SearchContext`
         key         the name of the request's API key: waiting keys get equal engine time
-        Raises NotReady after `drain`, QueueFull, DeadlinePassed, EngineFailed if an engine call with one of the queries raised.
+        Raises NotReady after `drain`, QueueFull, DeadlinePassed; if an engine call with one of the queries raised, its ServiceError or
+        EngineFailed.
         """
         if self._clock() >= deadline:
             raise DeadlinePassed(SEARCH_TOO_LATE)
@@ -229,7 +230,7 @@ class Batcher:
     async def _search_inline(
         self, queries: QueryBatch, params: SearchParams, deadline: float, loop: asyncio.AbstractEventLoop, fixed_beam: bool
     ) -> Answer | None:
-        """The answer if the event loop itself may search for it, else None. Raises EngineFailed."""
+        """The answer if the event loop itself may search for it, else None. Raises EngineFailed and what the engine raises on purpose."""
         if len(queries) != 1 or not self._cost.is_short(params.largest_beam, self.limits.inline_s):
             return None
         if params.trace or _query_values(queries, params) > INLINE_VALUES:
@@ -393,6 +394,8 @@ class Batcher:
                     self._cost.learn([(part.beam_size, len(part.queries)) for part in call_parts], engine_s)
             results = zip([result] if len(call_parts) == 1 else cut_result(result, call_parts), call_parts, strict=True)
             return [Answer(rows, engine_s, len(queries), part.beam_size, part.degraded) for rows, part in results]
+        except ServiceError as error:  # as of a router whose shards do not answer
+            return [error.with_traceback(None)] * len(call_parts)
         except Exception as error:
             log.exception("an engine call of %d requests failed", len(call_parts))
             return [EngineFailed(repr(error)) for _ in call_parts]

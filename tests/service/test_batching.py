@@ -19,7 +19,7 @@ from service.batching.admission import Admission, Limits
 from service.batching.batcher import Batcher
 from service.batching.priority import Priority
 from service.batching.request_parts import Answer
-from service.errors import DeadlinePassed, EngineFailed, NotReady, QueueFull
+from service.errors import DeadlinePassed, EngineFailed, NotReady, QueueFull, ShardsMissing
 from tests.service.fake_engine import FakeEngine
 from tests.service.own_time import pass_time, settled, turns_until
 
@@ -162,6 +162,17 @@ async def test_an_engine_failure_fails_only_the_requests_of_its_call(engine: Fak
     with pytest.raises(EngineFailed, match="out of memory"):
         await busy
     assert (await behind).result.count_B.tolist() == [2]
+
+
+async def test_an_error_that_the_engine_raises_on_purpose_is_that_of_the_requests(
+    engine: FakeEngine, new_batcher: NewBatcher, caplog: pytest.LogCaptureFixture
+) -> None:
+    batcher = new_batcher(max_batch=16)
+    async with held(engine, batcher) as busy:
+        engine.failure = ShardsMissing("no answer of shard 1")
+    with pytest.raises(ShardsMissing, match="no answer of shard 1"):
+        await busy
+    assert not caplog.records
 
 
 async def test_queries_that_take_long_one_after_the_other_do_not_share_a_call(engine: FakeEngine, new_batcher: NewBatcher) -> None:
