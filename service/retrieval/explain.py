@@ -4,7 +4,7 @@ features or past items that contributed to its key.
 Knows trees, traces and filters. Does not know HTTP. Keys order the nodes of one level. A key is the node's rank, plus the memory's part if
 the bundle has a memory. Only leaves have scores.
 
-Legend: B queries, K beam, C candidates, W requested items.
+Legend: B queries, K beam, C candidates, S shards, W requested items.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from espalier.masks.filters import Filter
 from espalier.memory import Memory
 from espalier.queries import TextKind
 from espalier.search import LevelTrace, SearchResult
+from espalier.shards.layout import node_shards
 from espalier.text.sparse_rows import SparseRows
 from espalier.tree import Tree
 
@@ -109,6 +110,7 @@ class _Query:
     retrieved_M      item rows that the search returned, best first
     count, eligible  how many of them the answer has, and how many passed `min_score`
     memory           the bundle's memory; without one, keys are ranks
+    answered_S       bool[S]: which shards answered; empty without shards
     merges_trees     a result's rank is not the rank of one leaf, but is made from several trees or by stacking
     """
 
@@ -123,6 +125,7 @@ class _Query:
             _TreeSearch(view, t, bundle_tree.tree, [_Level(view, t, bundle_tree.tree, level, last_result, b) for level in trace])
             for t, (bundle_tree, trace) in enumerate(traced)
         ]
+        self.answered_S = np.empty(0, np.bool_) if result.coverage is None else result.coverage.answered_BS[b]
         self.retrieved_M = result.item_rows_BM[b, : result.count_B[b]]
         self.ranks_M, self.keys_M = result.ranks_BM[b], result.keys_BM[b]
         self.count, self.eligible = int(final.count_B[b]), int(final.eligible_B[b])
@@ -132,7 +135,8 @@ class _Query:
         """The place at which an eligible item was returned, or the level on which it was dropped."""
         positions = np.flatnonzero(self.retrieved_M == row)
         if len(positions) == 0:
-            return self._outcome_if_not_retrieved(row) if self.merges_trees else self.trees[0].pruned(row, self.memory is not None)
+            dropped = self._outcome_if_not_retrieved(row) if self.merges_trees else self.trees[0].pruned(row, self.memory is not None)
+            return dropped if dropped["outcome"] != "pruned" or self._is_searched(row) else {"outcome": "not_searched"}
         retrieved = int(positions[0])
         place = retrieved if self.reranking is None else self.reranking.place_of(retrieved)
         outcome = "below_min_score"
@@ -150,6 +154,14 @@ class _Query:
         scored = any(entry["outcome"] == "scored" for entry in tree_outcomes)
         cut = {"cut": float(self.ranks_M[len(self.retrieved_M) - 1])} if scored and len(self.retrieved_M) else {}
         return {"outcome": "below_m" if scored else "pruned", "trees": tree_outcomes} | cut
+
+    def _is_searched(self, row: int) -> bool:
+        """Whether the shard of an item answered: that of its parent in the first tree."""
+        if self.answered_S.all():
+            return True
+        tree = self.trees[0].tree
+        parent = self.trees[0].view.path_of(tree, 0, row)[-2]
+        return bool(self.answered_S[node_shards(tree, len(self.answered_S))[parent]])
 
     def _in_trees(self, row: int) -> list[dict[str, Any]]:
         return [tree.outcome_of(row) for tree in self.trees]

@@ -208,7 +208,9 @@ class ExplainedAncestor(BaseModel):
 
     level: int
     node: int = Field(description="Number of the node. Numbers of live leaves are larger than those of the tree.")
-    rank: float | None = Field(description="Null if it was no candidate: its parent was dropped, or no eligible item is below it.")
+    rank: float | None = Field(
+        description="Null if it was no candidate: its parent was dropped, no eligible item is below it, or its shard did not answer."
+    )
     key: float | None = Field(description="The key by which the level was ordered. Without a memory, it is the rank.")
     place: int | None = Field(description="Its place among the level's candidates by key, from 1.")
     kept: bool
@@ -218,8 +220,11 @@ class ExplainedItem(BaseModel):
     """The outcome of a requested item: its place in the answer, or the level on which the search dropped it."""
 
     id: str
-    outcome: Literal["returned", "below_min_score", "below_m", "pruned", "excluded", "filtered", "removed", "deleted", "unknown"] = Field(
-        description="`below_m`: it was a candidate, but the ranker, stacking, or the mean over a forest's trees put it below the first m."
+    outcome: Literal[
+        "returned", "below_min_score", "below_m", "pruned", "not_searched", "excluded", "filtered", "removed", "deleted", "unknown"
+    ] = Field(
+        description="`below_m`: it was a candidate, but the ranker, stacking, or the mean over a forest's trees put it below the first m. "
+        "`not_searched`: its shard did not answer the router."
     )
     level: int | None = Field(None, description="Level on which the item or its ancestor was dropped.")
     rank: float | None = Field(None, description="Rank of the dropped ancestor on that level, or of the item if it was returned.")

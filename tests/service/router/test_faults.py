@@ -204,6 +204,11 @@ def test_without_a_shard_answers_go_on_and_say_what_they_cover(shards: Cluster) 
     found = found_by(shards)
     assert found < whole
     assert len(found) == round(coverage["items"] * len(whole))
+    some = [*sorted(found)[:4], *sorted(whole - found)[:4]]
+    (result,) = shards.retrieve(**QUERY | {"m": 1}, explain_items=some)["results"]
+    outcomes = {item["id"]: item["outcome"] for item in result["explain"]["items"]}
+    assert {outcomes[item] for item in some[:4]} <= {"returned", "pruned"}
+    assert [outcomes[item] for item in some[4:]] == ["not_searched"] * 4
     assert shards.retrieve(**QUERY, min_coverage=0.3)["coverage"] == coverage
     assert shards.retrieve(**QUERY, partial="allow")["coverage"] == coverage
     assert shards.client.post("/retrieve", json=QUERY | {"partial": "refuse"}).status_code == 503

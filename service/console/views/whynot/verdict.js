@@ -22,6 +22,8 @@ export function verdict(entry, levels, { m, height }) {
       return { kind: "warn", sentence: `The search found it${moved(entry)}, but below the first ${count(m)}${entry.place ? `: it is ${ordinal(entry.place)}` : ""}. Ask for more results.` };
     case "below_min_score":
       return { kind: "warn", sentence: "The search found it, but its score is below the least score that was asked for." };
+    case "not_searched":
+      return { kind: "warn", sentence: "Its shard did not answer, so the search never looked at it. Ask again." };
     case "excluded":
       return { kind: "bad", sentence: "The query itself excludes it." };
     case "filtered":
