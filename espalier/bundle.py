@@ -63,7 +63,7 @@ from espalier.arrays import Array
 from espalier.bundle_files import map_safetensors, read_parquet, read_safetensors, sha256_of
 from espalier.chunks import ARRAYS as CHUNK_ARRAYS
 from espalier.chunks import Chunks, TreeChunks
-from espalier.errors import BundleCorrupt, BundleNotFound, InvalidTree, UnsupportedSchema, first_of, spelled
+from espalier.errors import BundleCorrupt, BundleNotFound, InvalidInput, InvalidTree, UnsupportedSchema, first_of, spelled
 from espalier.items import ItemTable
 from espalier.label_counts import LabelCounts
 from espalier.manifest import FORMAT, MAX_TREES, NAME, SCHEMA_VERSION, GraphScorer, LinearScorer, Manifest, TreeInfo
@@ -136,6 +136,12 @@ class Bundle:
             if verify and sha256_of(file) != info.sha256:
                 raise BundleCorrupt(f"{file}: its SHA-256 is not the manifest's; the file was changed or damaged")
         return Bundle(path, manifest)
+
+    def check_whole(self) -> None:
+        """Raise InvalidInput if it is a shard, which has a part of the catalogue and no held-out queries."""
+        if (shard := self.manifest.shard) is not None:
+            expected = f"the whole bundle, {shard.of} version {shard.version}; shards answer behind a router"
+            raise InvalidInput("model", f"{self.path}, shard {shard.index} of {shard.count}", expected)
 
     @cached_property
     def trees(self) -> tuple[TreeChunks, ...]:

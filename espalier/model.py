@@ -97,6 +97,7 @@ class Model:
     """See the module. frame: the library of the data frames that it returns; by default pandas or polars if installed, else Arrow."""
 
     def __init__(self, bundle: Bundle, device: Device = "auto", engine: str | None = None, frame: Frame | None = None) -> None:
+        bundle.check_whole()
         self.bundle, self.frame = bundle, frame or installed_frame()
         self.engine = open_engine(bundle, device, engine)
         self._opened_with = device, engine
@@ -428,7 +429,7 @@ class Model:
 
 
 def open_model(path: Path | str, device: Device = "auto", engine: str | None = None, frame: Frame | None = None) -> Model:
-    """The model in models/NAME/VERSION, or the highest version in models/NAME. Raises BundleError's kinds."""
+    """The model in models/NAME/VERSION, or the highest version in models/NAME. Raises BundleError's kinds, and InvalidInput for a shard."""
     folder = Path(path)
     versions = versions_in(folder) if folder.is_dir() and not (folder / "manifest.json").exists() else ()
     return Model(Bundle.open(folder / str(versions[-1]) if versions else folder), device, engine, frame)

@@ -144,7 +144,6 @@ def fit_ranker(
     """Train a ranker on what a model retrieves, and add it to a new version of the model."""
     from espalier.engines import open_engine
 
-    from .evaluate import check_whole
     from .rankers.judgements import from_judgements
     from .rankers.log_queries import default_users, from_log, query_source
     from .rankers.second_stage import StageConfig, add_ranker
@@ -152,7 +151,7 @@ def fit_ranker(
 
     new_version(out)
     bundle = Bundle.open(model)
-    check_whole(bundle)
+    bundle.check_whole()
     ranker = ranker_config(config, loss=loss, kind=function, seed=seed)
     if judgements is not None:
         for option, value in (("--data", data), ("--users", users), ("--exclude-seen", exclude_seen or None)):
@@ -298,7 +297,7 @@ def evaluate(
         if file is not None:
             file.parent.mkdir(parents=True, exist_ok=True)
     bundle = Bundle.open(model)
-    measure.check_whole(bundle)
+    bundle.check_whole()
     beams, ms = _numbers("--beam", beam), _numbers("--m", m)
     opened = open_engine(bundle, device, engine, precision=precision)
     stage = measure.second_stage(bundle, rerank, depth)

@@ -67,14 +67,6 @@ class Rerank:
         return [name for name in self.reranker.features.names if name.startswith(("query.", "item."))]
 
 
-def check_whole(bundle: Bundle) -> None:
-    """Raise InvalidConfig if a bundle is a shard: it has no held-out queries, and lacks items that are relevant for a log's queries."""
-    if (shard := bundle.manifest.shard) is not None:
-        shard_text = f"{bundle.path}, shard {shard.index} of {shard.count}"
-        expected = f"the whole bundle, {shard.of} version {shard.version}; espalier loadtest measures its shards behind a router"
-        raise InvalidConfig("--model", shard_text, expected)
-
-
 def second_stage(bundle: Bundle, rerank: bool, depth: int | None) -> Rerank | None:
     """The second stage of `--rerank` and `--depth`, or None. Raises InvalidConfig if the model does not have it."""
     if not rerank:

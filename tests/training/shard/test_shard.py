@@ -22,7 +22,8 @@ from espalier.checks.heldout import read_heldout
 from espalier.engines import open_engine
 from espalier.engines.reference import ReferenceEngine
 from espalier.engines.stages import GivenQueries
-from espalier.errors import BundleCorrupt, BundleExists, BundleNotFound, InvalidConfig
+from espalier.errors import BundleCorrupt, BundleExists, BundleNotFound, InvalidConfig, InvalidInput
+from espalier.model import open_model
 from espalier.queries import QueryBatch
 from espalier.search import SearchParams
 from espalier.shards import cut
@@ -267,6 +268,8 @@ def test_commands_say_what_was_written_which_part_a_shard_is_and_what_is_to_be_m
         refused = command_line(*given, "--model", second.path)
         assert refused.status == 1
         assert f"shard 1 of 2', expected the whole bundle, {bundle.manifest.name} version 7; " in refused.err
+    with pytest.raises(InvalidInput, match="shard 1 of 2', expected the whole bundle"):
+        open_model(second.path)
     assert is_folder_of_shards(out)
     shutil.copytree(out, bundle.path.parent, dirs_exist_ok=True)
     assert not is_folder_of_shards(bundle.path.parent), "shards among the versions of a model"
