@@ -150,3 +150,15 @@ def test_a_log_of_the_items_own_texts_chooses_nothing(tmp_path: Path) -> None:
         from_log(bundle, None, "training", False)
     with pytest.raises(InvalidConfig, match="0 training points have labels that are not texts of items, a network takes 10"):
         trained(tmp_path, raw | {"stacking": {"model": "network"}}, "any/2")
+
+
+def test_test_queries_that_are_in_the_log_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    data = {"format": "log", "train": str(tmp_path / "log.csv"), "test": str(tmp_path / "test.csv")}
+    (tmp_path / "log.csv").write_text("query,item\nred lamp,lamp\nred chair,chair\n")
+    for text, repeats in (("Red LAMP!", True), ("green lamp", False)):
+        (tmp_path / "test.csv").write_text(f"query,item\nblue lamp,lamp\n{text},lamp\n")
+        config = SPECIFICATION.checked({"kind": "xr-linear", "name": "lamps", "data": data})
+        assert isinstance(config, LinearConfig)
+        caplog.clear()
+        prepare(config)
+        assert ("1 of 2 test queries are in the log, too" in caplog.text) == ("test queries" in caplog.text) == repeats

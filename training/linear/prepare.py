@@ -234,6 +234,7 @@ def _from_texts(config: LinearConfig, data: LogData, run_journal: RunJournal | N
     queries = _other_queries(pairs.select(pl.col("query").unique(maintain_order=True)), columns)
     if data.test is not None:
         test_pairs, test_source = _read_pairs(data, data.test, BadRows(data.bad_rows, data.SECTION), known_items), OF_TEST
+        _warn_of_learned(data.test, test_pairs["query"].unique(), pairs["query"].unique())
     elif not data.own_texts or round(data.test_share * len(queries)):
         held_out, test_source = queries[_split(_words_of(queries["query"]).to_list(), data.test_share, config.seed)[0]], OF_LOG
         test_pairs, pairs = (pairs.join(held_out, on="query", how=how, maintain_order="left") for how in ("semi", "anti"))
@@ -313,6 +314,14 @@ def _other_queries(queries: pl.DataFrame, columns: Sequence[Sequence[str]]) -> p
     joined_texts = [" ".join(filter(None, texts)) for texts in zip(*columns, strict=True)]
     texts = _words_of(pl.Series([text for column in (*columns, joined_texts) for text in column], dtype=pl.String))
     return queries.filter(~_words_of(queries["query"]).is_in(texts.implode()))
+
+
+def _warn_of_learned(file: Path, test_queries: pl.Series, queries: pl.Series) -> None:
+    """Warn of test queries with the same words as a query of the log: the model has learned their answers."""
+    learned = _words_of(test_queries).is_in(_words_of(queries).implode()).sum()
+    if learned:
+        advice = "If these are the same searches, leave them out of the log"
+        log.warning("%s: %d of %d test queries are in the log, too. %s", file, learned, len(test_queries), advice)
 
 
 def _words_of(texts: pl.Series) -> pl.Series:
