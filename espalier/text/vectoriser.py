@@ -50,7 +50,15 @@ SATURATION = 1.2
 """k1 of BM25."""
 LARGEST_IDF = 44.0
 """Above ln 2⁶³, the idf of any corpus."""
-_ACCENTS = re.compile("[\u0300-\u036f]+")
+_ACCENTS = re.compile(
+    "[\u0300-\u036f"
+    "\u0591-\u05bd\u05bf\u05c1\u05c2\u05c4\u05c5\u05c7"  # Hebrew
+    "\u0610-\u061a\u0640\u064b-\u065f\u0670\u06d6-\u06dc\u06df-\u06e4\u06e7\u06e8\u06ea-\u06ed\u08ca-\u08e1\u08e3-\u08ff]+"  # Arabic
+)
+"""Marks that are mostly left out in writing. Vowel signs of Hindi, Thai and others are not: without them, words become other words."""
+_LETTERS = {"ı": "i", "ł": "l", "ø": "o", "đ": "d", "ð": "d", "æ": "ae", "œ": "oe", "þ": "th"}
+"""Letters that Unicode does not decompose, as people write them without their strokes."""
+_LETTER = re.compile(f"[{''.join(_LETTERS)}]")
 # Chinese and Japanese are written without spaces: each of these characters is a word. Korean has spaces.
 ALONE_RANGES = (
     (0x3005, 0x3007), (0x3021, 0x3029), (0x3031, 0x3035), (0x3038, 0x303C), (0x3040, 0x30FF), (0x31F0, 0x31FF), (0x3400, 0x4DBF),
@@ -65,12 +73,14 @@ _DTYPES: Dtypes = {
 def normalise(text: str) -> str:
     """Lower case without accents, ligatures or wide letters ("Café" = "cafe", "ﬁ" = "fi"), so that equal words compare equal.
 
-    NFKD without U+0300 … U+036F, NFC, case folding, NFC. Marks that are part of a letter, such as dakuten and vowel signs, stay.
+    NFKD without accents and Arabic and Hebrew points, NFC, case folding, "ø" = "o", NFC. Marks that are part of a letter, such as dakuten
+    and vowel signs, stay.
     """
     if text.isascii():
         return text.lower()
     plain = _ACCENTS.sub("", unicodedata.normalize("NFKD", text))
-    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", plain).casefold())
+    folded = unicodedata.normalize("NFC", plain).casefold()
+    return unicodedata.normalize("NFC", _LETTER.sub(lambda letter: _LETTERS[letter[0]], folded))
 
 
 def words_of(text: str) -> list[str]:
