@@ -544,3 +544,12 @@ def test_from_a_log_of_texts(tmp_path: Path, quick: Path, said_by: Callable[...,
         status, said = said_by("fit-ranker", "--model", shop / "1", "--out", shop / "3", *option)
         assert status == 1
         assert option[0] in said
+    bundle = Bundle.open(shop / "1")
+    rows = [
+        {"query_id": spelling(f"red{q} lamp"), "text": spelling(f"red{q} lamp"), "item": bundle.items.ids_of(np.arange(1))[0], "grade": 1}
+        for spelling in (str, str.upper, "{}!".format)
+        for q in range(9)
+    ]
+    pl.DataFrame(rows).write_parquet(tmp_path / "spelt.parquet")
+    with pytest.raises(InvalidData, match="got '9 different queries'"):
+        from_judgements(bundle, tmp_path / "spelt.parquet", 1)

@@ -18,6 +18,7 @@ from espalier.bundle import Bundle
 from espalier.checks.golden import encode_table
 from espalier.errors import InvalidData, InvalidQuery
 from espalier.rerank.features import CallerFeatures
+from espalier.text.vectoriser import words_of
 
 from ..data.ranking_set import MAX_GRADE
 from ..rankers.graded_queries import GradedQueries, QuerySplit
@@ -44,8 +45,8 @@ def from_judgements(bundle: Bundle, file: Path, seed: int) -> QuerySplit:
     """The queries of a Parquet file with a row for each judged item: `query_id`, the query as the model takes it (a column named as its
     kind), `item`, `grade` (0 to MAX_GRADE) and any columns `query.NAME` and `item.NAME`, which become features of the ranker.
 
-    A tenth of the queries choose the weights, a tenth measure them; equal queries with equal `query.NAME` are in one split. Items without a
-    judgement have the grade 0. Raises InvalidData, which names the row or the `query_id`.
+    A tenth of the queries choose the weights, a tenth measure them; equal queries (texts: of equal words) with equal `query.NAME` are in
+    one split. Items without a judgement have the grade 0. Raises InvalidData, which names the row or the `query_id`.
     """
     frame, features = _read(file, bundle.manifest.query.kind)
     row_of = _rows_of(bundle, f"{file}, item", frame["item"])
@@ -145,8 +146,10 @@ def _graded_queries(bundle: Bundle, file: Path, frame: pl.DataFrame, features: l
         grades.append(grade[relevant])
         caller_features.append(_caller_features(group, features, rows))
     number_of: dict[int, int] = {}
-    rows_of_content = groups.select(pl.col(content).list.first()).iter_rows()
-    content_B = np.array([number_of.setdefault(hash(repr(row)), len(number_of)) for row in rows_of_content], np.int64)
+    contents = groups.select(pl.col(content).list.first())
+    if kind == "text":  # texts of the same words are one query to the model
+        contents = contents.with_columns(pl.Series(kind, [" ".join(words_of(text)) for text in contents[kind]], dtype=pl.String))
+    content_B = np.array([number_of.setdefault(hash(repr(row)), len(number_of)) for row in contents.iter_rows()], np.int64)
     return GradedQueries(queries, items, grades, None, caller_features if features else []), content_B
 
 
