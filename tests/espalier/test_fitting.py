@@ -96,6 +96,8 @@ def test_what_is_wrong_is_named_and_leaves_nothing(tmp_path: Path, temporary: Pa
         espalier.fit(log(), user="user", item="item", optimiser={"step": 3})
     with pytest.raises(InvalidConfig, match=r"^out: got"):
         espalier.fit(log(), user="user", item="item", out=tmp_path / "model")
+    with pytest.raises(InvalidInput, match="name: got 'shoes', expected 'shop', as in out, or none"):
+        espalier.fit(log(), user="user", item="item", out=tmp_path / "shop/1", name="shoes")
     for minutes in (-1, float("nan"), "5"):
         with pytest.raises(InvalidInput, match="minutes: got"):
             espalier.fit(log(), user="user", item="item", minutes=minutes)  # type: ignore[arg-type]
@@ -291,6 +293,10 @@ def test_a_folder_of_another_model_is_no_obstacle_and_time_ends_training(
     assert steps.startswith("0 steps")
     for order in ("none", "file"):
         assert espalier.fit(log(60), user="user", item="item", time=order, kind="neighbours").search([["i0-1"]], m=2).height == 2
+    split = {"split": {"kind": "last"}}
+    model = espalier.fit(log(60), user="user", item="item", kind="neighbours", minutes=1e-6, name="shop", data=split)
+    assert model.bundle.manifest.data["learned_validation"], "a model without steps learns from the validation events, too"
+    assert model.bundle.manifest.name == "shop"
 
 
 def test_a_trainer_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,7 +53,7 @@ def fit_and_export(
     data     a log to read instead of the configured one
     journal  the model whose live items are added; None: the earlier model
     resume   go on from the last checkpoint of a run that was killed
-    deadline  after which no step begins; then the model is not trained again with the validation queries
+    deadline  after which no step begins; a model of steps is then not trained again with the validation queries
     """
     work = work_folder(out)
     with process_group(device), run_folder(out, resume) if process() == 0 else silence():
@@ -62,7 +62,8 @@ def fit_and_export(
         prepared = prepare(config, data, folder, work, journal)
         lists = prepared.interactions
         log.info("%d users, %d items, %d events", lists.user_count, lists.item_count, lists.event_count)
-        return train_and_export(config, prepared, out, device, work, resume, FIT_S, deadline, refit=deadline.at_s is None)
+        refit = deadline.at_s is None or isinstance(config, NeighboursConfig)  # which has no steps
+        return train_and_export(config, prepared, out, device, work, resume, FIT_S, deadline, refit)
 
 
 def train_and_export(
