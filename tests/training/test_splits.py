@@ -113,6 +113,12 @@ def test_a_date_parts_what_is_known_from_what_comes(tmp_path: Path) -> None:
     assert (lists(newer), lists(newer.whole())) == ({"a": ["p"]}, {"a": ["p", "q"], "b": ["p"], "d": ["r", "s"]}), "b and d came in between"
 
 
+@pytest.mark.parametrize(("users", "is_few"), [(29, True), (30, False)])
+def test_few_queries_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture, users: int, is_few: bool) -> None:
+    split_log(log_of([[0, 1, 2]] * users), LastSplit(), CsvFormat(), tmp_path, seed=1)
+    assert (f"{users} validation queries, {users} test queries: figures of fewer than 30 say little" in caplog.text) == is_few
+
+
 def test_without_dates_a_tenth_of_the_events_is_tested_on_and_the_tenth_before_chooses(tmp_path: Path) -> None:
     split = dated(tmp_path, {"kind": "date"})
     assert isinstance(split.config, DateSplit)

@@ -40,6 +40,8 @@ LEARNED_VALIDATION = "learned_validation"
 HELD_OUT_EVENTS, HELD_OUT_USERS = (10, 5, 3, 2), 1000
 """With `min_user_events = "auto"`, only users with a least number of events are held out: the first of these with which they have half of
 all events, and are so many users or all."""
+FEW_QUERIES = 30
+"""With fewer validation or test queries, a warning says so."""
 MAX_QUERIES = 100_000
 """Most validation or test queries; of more, the seed draws so many."""
 
@@ -115,6 +117,8 @@ def split_log(interactions: Interactions, config: SplitConfig, log_format: LogFo
         [pairs[position] for position in _drawn_positions(len(pairs), name, (seed, number)).tolist()]
         for pairs, name, number in ((split.validation, "validation", 2), (split.test, "test", 3))
     )
+    if min(len(validation), len(test)) < FEW_QUERIES:
+        log.warning("%d validation queries, %d test queries: figures of fewer than %d say little", len(validation), len(test), FEW_QUERIES)
     return replace(split, validation=validation, test=test)
 
 
