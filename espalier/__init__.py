@@ -11,7 +11,7 @@
     >>> queries, _ = encode_histories(bundle.manifest.query, bundle.items, [["nginx", "postgresql"]])
     >>> result = open_engine(bundle).search(queries, SearchParams.uniform(1, beam_size=100, m=5))
     >>> bundle.items.ids_of(result.item_rows_BM[0])
-    ['libc6', 'libnginx-mod-stream', 'perl', 'libmaxminddb0', 'ruby-pg']
+    ['libnginx-mod-stream', 'libc6', 'python3-psycopg2', 'python3', 'perl']
 
 `encode_vectors`, `encode_features` and `encode_texts` make queries of the other kinds. `result` has ranks and scores beside the item rows;
 `SearchParams` takes excluded items and the masks of filters (espalier.masks.filters), and keeps each level of a search as a trace.

@@ -64,9 +64,12 @@ def fit(
         raise InvalidInput("user, query", f"{user!r} and {query!r}", "one of them: histories have users, logs of texts have queries")
     check_device(device)
     with owned_folder() as folder:
-        version_folder = folder / "models" / str(options.get("name", "model")) / "1" if out is None else Path(out)
-        if out is not None and options.get("name", name := trainer("versions").new_version(version_folder)) != name:
-            raise InvalidInput("name", options["name"], f"{name!r}, as in out, or none")
+        if out is None:
+            version_folder = folder / "models" / str(options.get("name", "model")) / "1"
+        else:
+            version_folder, name = Path(out), trainer("versions").new_version(Path(out))
+            if options.get("name", name) != name:
+                raise InvalidInput("name", options["name"], f"{name!r}, as in out, or none")
         log_file = as_file("log", log, folder)
         log_columns = columns | {"time": time or ("file" if user is not None else None)}
         file = trainer("new_configuration").write_configuration(log_file, folder / "model.toml", True, kind, log_columns)

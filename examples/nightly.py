@@ -2,8 +2,8 @@
 
     python examples/nightly.py --log events.parquet --user reader --item book --time at --models models/books
 
-Both versions are measured on the held-out users of the new version. Users are held out by their ids, so neither has learned from them. A
-service that watches the folder `models` loads the new version by itself. To go back, name the version that should serve:
+Both versions are measured on the held-out users of the new version. Users are held out by their ids, so the old one has hardly learned from
+them. A service that watches the folder `models` loads the new version by itself. To go back, name the version that should serve:
 
     curl -X POST localhost:8000/models/books/default -H 'Authorization: Bearer KEY' -H 'Content-Type: application/json' -d '{"version": 1}'
 """

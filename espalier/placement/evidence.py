@@ -152,17 +152,13 @@ def own_fields(bundle: Bundle, row: int) -> dict[str, Any]:
     return {name: bundle.items.values(name, np.array([row]))[0] for name in own_columns(bundle)}
 
 
-def is_retitled(bundle: Bundle, row: int, fields: Mapping[str, Any] | None) -> bool:
-    """Whether fields give an item an own text with a word that the model knows, and a trained item another one than it has in the bundle.
-
-    row  the item row; NO_ITEM: it was not trained
-    """
+def is_retitled(bundle: Bundle, before: Mapping[str, Any], fields: Mapping[str, Any] | None) -> bool:
+    """Whether fields give an item another own text than those before, with a word that the model knows."""
     text = _text_of_fields(bundle, fields)
     if fields is None or text is None:
         return False
-    pairs = [] if row == NO_ITEM else [(fields.get(name), value) for name, value in own_fields(bundle, row).items()]
-    is_as_trained = row != NO_ITEM and all(joined_text([now]) == joined_text([then]) for now, then in pairs)
-    return not is_as_trained and bool(len(bundle.vectoriser.transform([text]).indices))
+    is_other = any(joined_text([fields.get(name)]) != joined_text([before.get(name)]) for name in own_columns(bundle))
+    return is_other and bool(len(bundle.vectoriser.transform([text]).indices))
 
 
 def _text_of_fields(bundle: Bundle, fields: Mapping[str, Any] | None) -> str | None:

@@ -191,14 +191,17 @@ class LinearPlacement:
         return item.trained_row != NO_ITEM and self.takes_fields
 
     def _with_learned(self, own: Weights, leaves: LinearRows, item: Evidence) -> tuple[Weights, float]:
-        """The weights of a trained item's features now with what training knew of it, and its bias; see `linear_rows.py`."""
+        """The weights of a trained item's features now with what training knew of it, and its bias; see `linear_rows.py`.
+
+        An item that had no own words, or has none now, keeps all of it.
+        """
         before, length = self._own_words(own_fields(self.bundle, item.trained_row))
         now, _ = self._own_words(item.fields or {})
         if not len(now.indices) and item.document is not None:
             now = item.document.normalised()
-        cosine = _product(before.row(0), now.row(0)) if len(now.indices) else 1.0
+        cosine = _product(before.row(0), now.row(0)) if len(before.indices) and len(now.indices) else 1.0
         trained, scale = leaves.weights_of(item.trained_row), float(leaves.length) * length
-        share = max(_product(before.row(0), trained) / scale, 0.0) if scale > 0 else 0.0
+        share = max(_product(before.row(0), trained) / scale, 0.0) if scale > 0 else 1.0
         parts = [(1 - cosine * (1 - share), own), (cosine, trained), (-cosine * share * scale, before.row(0))]
         bias = leaves.bias + cosine * (leaves.bias_of(item.trained_row) - leaves.bias)
         return added([(feature, np.float32(factor) * weight) for factor, (feature, weight) in parts]), bias

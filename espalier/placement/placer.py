@@ -85,7 +85,7 @@ def needs_placement(bundle: Bundle, operation: Operation) -> bool:
         return operation.kind == "put"
     (sequence, at), live = operation.evidence_from, bundle.manifest.live
     is_newer = at >= bundle.manifest.created.timestamp() if live is None else sequence > live.through
-    return (is_newer and operation.body.has_evidence) or is_retitled(bundle, row, operation.body.fields)
+    return (is_newer and operation.body.has_evidence) or is_retitled(bundle, own_fields(bundle, row), operation.body.fields)
 
 
 def trained_with(bundle: Bundle, operation: Operation) -> bool:

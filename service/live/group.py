@@ -16,7 +16,7 @@ from espalier.live.journal import Transaction
 from espalier.live.operations import ItemBody, Operation
 from espalier.live.rows import Placement
 from espalier.live.state import MAX_HANDLES
-from espalier.placement.evidence import no_evidence
+from espalier.placement.evidence import is_retitled, no_evidence
 from espalier.placement.placer import Candidates, needs_placement, trained_with
 from espalier.placement.slots import Slots
 
@@ -203,11 +203,15 @@ class Group:
                 raise EvidenceNeeded(operation)  # it was placed by its new fields alone, but more evidence is stored
             if operation.body.count != evidence.count:
                 raise EvidenceNeeded(operation)  # its row depends on the stored count
+            if stored is not None and stored.has_expired(self._now) and operation.body.fields is not None and evidence.fields is None:
+                raise EvidenceNeeded(operation)  # it was placed without the fields that it had when it expired
             return slots.place(item_id, candidates)
         if not write.candidates and stored is not None and stored.kind == "put":
             by_fields = version.takes_fields and bool(operation.body.fields) and not version.is_trained(item_id)
             if write.evidence is None and operation.body.count != stored.body.count and (operation.body.has_evidence or by_fields):
                 raise EvidenceNeeded(operation)
+            if write.evidence is None and is_retitled(version.bundle, stored.body.fields or {}, operation.body.fields):
+                raise EvidenceNeeded(operation)  # a write before it in the group changed its text
             if kept := self._kept(item_id, stored, version):
                 return kept
         if version is self._default and not version.is_trained(item_id):
@@ -232,8 +236,9 @@ class Group:
         numbers = sum(placement.row.numbers for placement in placements.get(self._default.fingerprint, ()))
         if numbers and state.numbers + self._numbers + numbers > MAX_NUMBERS:
             raise CatalogueFull(f"The rows of live items have {MAX_NUMBERS} numbers together; fold them into a version. Deletes are taken.")
-        leaves = int(bool(placements.get(self._default.fingerprint)) and state.live_leaf_of(operation.id) is None)
-        if leaves and state.live_items + self._added_leaves >= self._capacity:
+        had_leaf, has_leaf = state.live_leaf_of(operation.id) is not None, bool(placements.get(self._default.fingerprint))
+        leaves = has_leaf - had_leaf if has_leaf or self._default.is_trained(operation.id) else 0
+        if leaves > 0 and state.live_items + self._added_leaves >= self._capacity:
             raise CatalogueFull(f"There are {self._capacity} live items (ESPALIER_MAX_LIVE); fold them into a version. Deletes are taken.")
         return characters, numbers, leaves
 

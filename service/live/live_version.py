@@ -29,7 +29,7 @@ from espalier.live.operations import ItemBody, Operation
 from espalier.live.rows import Placement
 from espalier.live.state import MAX_HANDLES, Change, LiveState
 from espalier.masks.filters import ItemFilters
-from espalier.placement.evidence import finds_by_words, is_retitled
+from espalier.placement.evidence import finds_by_words, is_retitled, own_fields
 from espalier.placement.parents import Search
 from espalier.placement.placer import Candidates, Placer, needs_placement
 from espalier.placement.slots import Slots
@@ -282,14 +282,16 @@ class LiveVersion:
         return self.bundle.manifest.content is not None or finds_by_words(self.bundle)
 
     def is_placed_by(self, item_id: str, fields: Mapping[str, Any]) -> bool:
-        """Whether new fields place an item: because it has another own text than in training, has no row yet, or one by fields alone."""
+        """Whether new fields place an item: because they change its own text, or it has no row yet or one by fields alone."""
         placed = self.placed(item_id)
         by_fields = not self.is_trained(item_id) if placed is None else placed.by == FIELDS
         return (self.takes_fields and by_fields) or self.is_retitled(item_id, fields)
 
     def is_retitled(self, item_id: str, fields: Mapping[str, Any]) -> bool:
-        """See `evidence.is_retitled`."""
-        return is_retitled(self.bundle, self.bundle.items.row_of(item_id), fields)
+        """Whether fields give an item another own text than it has in the bundle, or, if it was not trained, at present."""
+        row, entry = self.bundle.items.row_of(item_id), self._view.entry(item_id)
+        before = own_fields(self.bundle, row) if row >= 0 else {} if entry is None else entry.fields or {}
+        return is_retitled(self.bundle, before, fields)
 
     def is_as_trained(self, operation: Operation) -> bool:
         """Whether a put of a trained item, not committed yet, leaves it with the row of training, because it has the own text of training

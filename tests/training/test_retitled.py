@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +23,18 @@ from espalier.live.state import Change, LiveState
 from espalier.placement.linear_placement import LinearPlacement
 from espalier.placement.placer import Placer, needs_placement
 from espalier.placement.slots import Slots
+from service.live.live_version import LiveVersion
 from tests.service.running import Running, bearer, document, run
 from tests.training.commands import answer_rows, trained
+from tests.waiting import until as until_true
 
 PRODUCTS = 200
 SYLLABLES = ("lan", "per", "sto", "vik", "zen")
 KEY, ADMIN = "a-key-of-sixteen-letters", "another-key-of-an-administrator"
 QUERIES = [f"{first}{second}" for first in "bcdfghjklm" for second in ("ix", "oz", "um", "aq")]
 """A name in the log for each of the first products, which no title has."""
+UNTITLED = "qalumex"
+"""That of the last one, which has no title."""
 
 
 @pytest.fixture(scope="module")
@@ -37,10 +43,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("retitled")
     rng = np.random.default_rng(5)
     words = np.array([f"{first}{second}" for first in ("ba", "ko", "mi", "tu", "re", "sa") for second in SYLLABLES])
-    titles = [" ".join(rng.permutation(words)[:4]) for _ in range(PRODUCTS)]
+    titles = [*(" ".join(rng.permutation(words)[:4]) for _ in range(PRODUCTS - 1)), None]
     frame = pl.DataFrame({"id": [f"p{row:03d}" for row in range(PRODUCTS)], "title": titles, "price": [1.5] * PRODUCTS})
     frame.write_parquet(folder / "items.parquet")
-    log = [(name, f"p{row:03d}") for row, name in enumerate(QUERIES)]
+    log = [*((name, f"p{row:03d}") for row, name in enumerate(QUERIES)), (UNTITLED, f"p{PRODUCTS - 1:03d}")]
     pl.DataFrame(log, schema=["query", "item"], orient="row").write_parquet(folder / "log.parquet")
     train(folder, 1)
     return folder
@@ -85,21 +91,31 @@ def test_the_same_text_has_the_weights_the_bias_and_the_place_of_training(shop: 
         assert (placement.parent, placement.slot) == state.trained_leaf_of(f"p{row:03d}")
 
 
+def score(bundle: Bundle, query: str, feature: np.ndarray, weight: np.ndarray) -> float:
+    asked = bundle.vectoriser.transform([query]).row(0)
+    _, of_query, of_row = np.intersect1d(asked[0], feature, return_indices=True)
+    return float(asked[1][of_query] @ weight[of_row])
+
+
+def test_a_product_without_a_text_keeps_all_that_the_log_knew(shop: Bundle) -> None:
+    (leaves,), row = LinearPlacement(shop)._rows, PRODUCTS - 1
+    before = score(shop, UNTITLED, *leaves.weights_of(row))
+    assert before > 0.1
+    for body, asked in (({"fields": {"title": title(shop, 150)}}, title(shop, 150)), ({"events": (QUERIES[7],)}, QUERIES[7])):
+        _, placement = placed(shop, row, **body)
+        assert score(shop, UNTITLED, placement.row.feature, placement.row.values) == pytest.approx(before, rel=0.01)
+        assert score(shop, asked, placement.row.feature, placement.row.values) > 0.1
+
+
 def test_what_the_log_knew_counts_as_far_as_the_words_stay(shop: Bundle) -> None:
     (leaves,) = LinearPlacement(shop)._rows
     row, other = 4, 150
-    asked = shop.vectoriser.transform([QUERIES[row]]).row(0)
-
-    def score(feature: np.ndarray, weight: np.ndarray) -> float:
-        _, of_query, of_row = np.intersect1d(asked[0], feature, return_indices=True)
-        return float(asked[1][of_query] @ weight[of_row])
-
-    before = score(*leaves.weights_of(row))
+    before = score(shop, QUERIES[row], *leaves.weights_of(row))
     words = title(shop, row).split()
     scores = []
     for text in (" ".join([*words[:3], "quxuq"]), " ".join([*words[:2], *title(shop, other).split()[:2]]), title(shop, other)):
         _, placement = placed(shop, row, fields={"title": text})
-        scores.append(score(placement.row.feature, placement.row.values) / before)
+        scores.append(score(shop, QUERIES[row], placement.row.feature, placement.row.values) / before)
     assert 1 > scores[0] > scores[1] > scores[2] >= 0
     assert scores[0] > 0.5
     assert scores[2] < 0.3
@@ -132,7 +148,9 @@ def test_only_another_text_places_a_trained_product(shop: Bundle) -> None:
 
 
 def put(running: Running, item: str, **body: Any) -> dict[str, Any]:
-    return dict(document(running.client.request("PUT", f"/models/shop/items/{item}", json=body, headers=bearer(KEY))))
+    answer = running.client.request("PUT", f"/models/shop/items/{item}", json=body, headers=bearer(KEY))
+    assert answer.status_code in (200, 201), answer.text
+    return dict(answer.json())
 
 
 def found(running: Running, text: str, m: int = 5, **request: Any) -> dict[str, float]:
@@ -174,6 +192,38 @@ def test_a_service_finds_trained_products_by_their_present_titles(folder: Path, 
         with_event = found(running, other, 2)
         assert put(running, "p004", fields={"title": other})["placed"]["by"] == "events", "new fields place it with its events"
         assert {*found(running, other, 2)} == {"p004", "p150"} != {*with_event}
+
+
+def test_an_expired_product_comes_back_with_its_last_title(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "models" / "shop" / "1", tmp_path / "shop" / "1")
+    own, other = (title(Bundle.open(tmp_path / "shop" / "1"), row) for row in (4, 150))
+    with run(tmp_path, lambda opened: open_engine(opened, "cpu"), write_keys=(KEY,)) as running:
+        until = datetime.now(UTC) + timedelta(seconds=0.7)
+        put(running, "p004", fields={"title": other}, valid_until=until.isoformat())
+        until_true(lambda: "p004" not in found(running, other, 200))
+        put(running, "p004", events=[other], valid_until=None)
+        assert "p004" in found(running, other, 2)
+        assert "p004" not in found(running, own)
+
+
+def test_only_another_text_places_an_item_again_and_a_move_back_frees_its_room(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(folder / "models" / "shop" / "1", tmp_path / "shop" / "1")
+    own, other = (title(Bundle.open(tmp_path / "shop" / "1"), row) for row in (4, 150))
+    with run(tmp_path, lambda opened: open_engine(opened, "cpu"), write_keys=(KEY,), max_live=1) as running:
+        put(running, "new", fields={"title": other}, events=[QUERIES[9]])
+        with monkeypatch.context() as patch:
+            patch.setattr(LiveVersion, "candidates", lambda *_: pytest.fail("it is placed"))
+            put(running, "new", fields={"title": other, "price": 2.0})
+        document(running.client.request("DELETE", "/models/shop/items/new", headers=bearer(KEY)))
+        titles = (("p004", other), ("p004", own), ("p005", other))
+        lines = "".join(f'{{"id": "{item}", "fields": {{"title": "{text}"}}}}\n' for item, text in titles)
+        headers = bearer(KEY) | {"Content-Type": "application/x-ndjson"}
+        answer = running.client.request("POST", "/models/shop/items", content=lines.encode(), headers=headers)
+        assert [json.loads(line)["status"] for line in answer.text.splitlines()] == [200, 200, 200]
+        full = running.client.request("PUT", "/models/shop/items/p006", json={"fields": {"title": other}}, headers=bearer(KEY))
+        assert full.status_code == 507
 
 
 def test_each_version_places_a_product_by_the_text_that_it_was_trained_with(folder: Path, tmp_path: Path) -> None:

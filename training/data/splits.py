@@ -117,7 +117,7 @@ def split_log(interactions: Interactions, config: SplitConfig, log_format: LogFo
         [pairs[position] for position in _drawn_positions(len(pairs), name, (seed, number)).tolist()]
         for pairs, name, number in ((split.validation, "validation", 2), (split.test, "test", 3))
     )
-    if min(len(validation), len(test)) < FEW_QUERIES:
+    if any(0 < len(pairs) < FEW_QUERIES for pairs in (validation, test)):
         log.warning("%d validation queries, %d test queries: figures of fewer than %d say little", len(validation), len(test), FEW_QUERIES)
     return replace(split, validation=validation, test=test)
 
