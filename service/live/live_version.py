@@ -285,10 +285,8 @@ class LiveVersion:
         """Whether new fields place an item: because they change its own text, or it has no row yet or one by fields alone."""
         placed = self.placed(item_id)
         by_fields = not self.is_trained(item_id) if placed is None else placed.by == FIELDS
-        return (self.takes_fields and by_fields) or self.is_retitled(item_id, fields)
-
-    def is_retitled(self, item_id: str, fields: Mapping[str, Any]) -> bool:
-        """Whether fields give an item another own text than it has in the bundle, or, if it was not trained, at present."""
+        if self.takes_fields and by_fields:
+            return True
         row, entry = self.bundle.items.row_of(item_id), self._view.entry(item_id)
         before = own_fields(self.bundle, row) if row >= 0 else {} if entry is None else entry.fields or {}
         return is_retitled(self.bundle, before, fields)

@@ -55,7 +55,7 @@ def _candidates(
     writes: Sequence[Write], versions: Collection[LiveVersion], default: LiveVersion, unplaceable: NotReady | None = None
 ) -> list[tuple[Write, dict[int, Candidates] | Exception]]:
     """For each write its item's candidates by version, or the error of the default version. unplaceable: that of an earlier call."""
-    items = {i: (write.request.id, body) for i, write in enumerate(writes) if (body := _evidence(write, versions, default)) is not None}
+    items = {i: (write.request.id, body) for i, write in enumerate(writes) if (body := _evidence(write, default)) is not None}
     results: dict[int, dict[int, Candidates] | Exception] = {i: {} for i in range(len(writes))}
     try:
         if unplaceable is not None:
@@ -90,16 +90,12 @@ def _in_version(version: LiveVersion, items: Mapping[int, tuple[str, ItemBody]],
         return {}
 
 
-def _evidence(write: Write, versions: Collection[LiveVersion], default: LiveVersion) -> ItemBody | None:
+def _evidence(write: Write, default: LiveVersion) -> ItemBody | None:
     """The body by which an item is placed; None for a write without new evidence."""
     body = write.evidence or write.request.body
     if write.evidence is not None or body.has_evidence:
         return body
-    item_id, fields = write.request.id, body.fields
-    if not fields:
-        return None
-    is_evidence = default.is_placed_by(item_id, fields) or any(version.is_retitled(item_id, fields) for version in versions)
-    return body if is_evidence else None
+    return body if body.fields and default.is_placed_by(write.request.id, body.fields) else None
 
 
 def _needs_no_place(write: Write, default: LiveVersion) -> bool:

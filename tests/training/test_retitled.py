@@ -97,6 +97,21 @@ def score(bundle: Bundle, query: str, feature: np.ndarray, weight: np.ndarray) -
     return float(asked[1][of_query] @ weight[of_row])
 
 
+def test_events_of_a_trained_product_leave_it_its_own_words(shop: Bundle) -> None:
+    (leaves,) = LinearPlacement(shop)._rows
+    _, placement = placed(shop, 60, events=(QUERIES[7],))
+    for asked, least in ((title(shop, 60), 0.5 * score(shop, title(shop, 60), *leaves.weights_of(60))), (QUERIES[7], 0.1)):
+        assert score(shop, asked, placement.row.feature, placement.row.values) > least > 0
+
+
+def test_another_item_takes_the_slot_of_a_moved_one_that_has_expired(shop: Bundle) -> None:
+    state, placement = placed(shop, 4, fields={"title": title(shop, 150)})
+    state.apply([Change(2, "p004", "put", None, (placement,), valid_until=5.0, at=2.0)])
+    state.apply([Change(3, "new", "put", {}, (placement,), at=6.0)])
+    assert (state.live_items, state.tombstones) == (1, 1)
+    assert 4 in state.overlay().hidden
+
+
 def test_a_product_without_a_text_keeps_all_that_the_log_knew(shop: Bundle) -> None:
     (leaves,), row = LinearPlacement(shop)._rows, PRODUCTS - 1
     before = score(shop, UNTITLED, *leaves.weights_of(row))
@@ -153,6 +168,14 @@ def put(running: Running, item: str, **body: Any) -> dict[str, Any]:
     return dict(answer.json())
 
 
+def put_all(running: Running, *titles: tuple[str, str]) -> None:
+    """Put titles of items in one bulk."""
+    lines = "".join(f'{{"id": "{item}", "fields": {{"title": "{text}"}}}}\n' for item, text in titles)
+    headers = bearer(KEY) | {"Content-Type": "application/x-ndjson"}
+    answer = running.client.request("POST", "/models/shop/items", content=lines.encode(), headers=headers)
+    assert [json.loads(line)["status"] for line in answer.text.splitlines()] == [200] * len(titles)
+
+
 def found(running: Running, text: str, m: int = 5, **request: Any) -> dict[str, float]:
     """The first answers and their scores."""
     answer = running.client.post("/retrieve", json={"model": "shop", "queries": [{"text": text}], "m": m} | request)
@@ -182,12 +205,11 @@ def test_a_service_finds_trained_products_by_their_present_titles(folder: Path, 
         assert [found(running, text) for text in asked] == changed
         assert put(running, "p004", fields={"title": own})["placed"]["by"] == "trained"
         assert [found(running, text) for text in asked] == before, "with its old title as it was trained"
-        lines = "".join(f'{{"id": "p004", "fields": {{"title": "{text}"}}}}\n' for text in (other, own))
-        headers = bearer(KEY) | {"Content-Type": "application/x-ndjson"}
-        assert running.client.request("POST", "/models/shop/items", content=lines.encode(), headers=headers).status_code == 200
+        put_all(running, ("p004", other), ("p004", own))
         assert [found(running, text) for text in asked] == before, "two puts in one group"
+        put(running, "p004", fields={"title": other})
         put(running, "p004", fields={"title": "unheard"})
-        assert found(running, QUERIES[4]) == before[2], "a title without a known word changes no row"
+        assert found(running, QUERIES[4]) == before[2], "a title without a known word leaves the row of training"
         assert put(running, "p004", fields={"title": own}, events=[QUERIES[4]])["placed"]["by"] == "events"
         with_event = found(running, other, 2)
         assert put(running, "p004", fields={"title": other})["placed"]["by"] == "events", "new fields place it with its events"
@@ -216,12 +238,11 @@ def test_only_another_text_places_an_item_again_and_a_move_back_frees_its_room(
         with monkeypatch.context() as patch:
             patch.setattr(LiveVersion, "candidates", lambda *_: pytest.fail("it is placed"))
             put(running, "new", fields={"title": other, "price": 2.0})
+        put_all(running, ("new", own), ("new", other))
+        assert "new" not in found(running, own, 2)
+        assert "new" in found(running, other, 3), "two puts in one group"
         document(running.client.request("DELETE", "/models/shop/items/new", headers=bearer(KEY)))
-        titles = (("p004", other), ("p004", own), ("p005", other))
-        lines = "".join(f'{{"id": "{item}", "fields": {{"title": "{text}"}}}}\n' for item, text in titles)
-        headers = bearer(KEY) | {"Content-Type": "application/x-ndjson"}
-        answer = running.client.request("POST", "/models/shop/items", content=lines.encode(), headers=headers)
-        assert [json.loads(line)["status"] for line in answer.text.splitlines()] == [200, 200, 200]
+        put_all(running, ("p004", other), ("p004", own), ("p005", other))
         full = running.client.request("PUT", "/models/shop/items/p006", json={"fields": {"title": other}}, headers=bearer(KEY))
         assert full.status_code == 507
 
