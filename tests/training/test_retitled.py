@@ -240,7 +240,11 @@ def test_only_another_text_places_an_item_again_and_a_move_back_frees_its_room(
             put(running, "new", fields={"title": other, "price": 2.0})
         put_all(running, ("new", own), ("new", other))
         assert "new" not in found(running, own, 2)
-        assert "new" in found(running, other, 3), "two puts in one group"
+        assert "new" in found(running, other, 3), "two puts in one bulk"
+        with monkeypatch.context() as patch:
+            patch.setattr(LiveVersion, "is_placed_by", lambda *_: False)
+            put(running, "new", fields={"title": own})
+        assert "new" in found(running, own, 3), "when it was looked at, another worker had not yet changed its title"
         document(running.client.request("DELETE", "/models/shop/items/new", headers=bearer(KEY)))
         put_all(running, ("p004", other), ("p004", own), ("p005", other))
         full = running.client.request("PUT", "/models/shop/items/p006", json={"fields": {"title": other}}, headers=bearer(KEY))
