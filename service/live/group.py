@@ -211,7 +211,7 @@ class Group:
             if write.evidence is None and operation.body.count != stored.body.count and (operation.body.has_evidence or by_fields):
                 raise EvidenceNeeded(operation)
             if write.evidence is None and is_retitled(version.bundle, stored.body.fields or {}, operation.body.fields):
-                raise EvidenceNeeded(operation)  # a write before it in the group changed its text
+                raise EvidenceNeeded(operation)  # another write changed its text meanwhile
             if kept := self._kept(item_id, stored, version):
                 return kept
         if version is self._default and not version.is_trained(item_id):
