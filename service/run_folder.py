@@ -11,6 +11,7 @@ import fcntl
 import os
 import shutil
 import tempfile
+import time
 from binascii import crc32
 from pathlib import Path
 
@@ -18,8 +19,9 @@ PREFIX, OWNER = "espalier-", "owner"
 ROOM = 1 << 14
 """Bytes that a page reserves on the disk from the start, so that a disk that is full later does no harm: enough for some hundred models. A
 longer page takes more."""
-READS = 50
-"""Attempts to read a page that is being written."""
+READS, PAUSE_S = 50, 0.001
+"""Attempts to read a page that is being written, and the pause before each but the first: its writer may have lost its processor in the
+middle of it."""
 
 
 def make() -> tuple[Path, int]:
@@ -103,7 +105,9 @@ class Page:
 
 def read_page(folder: Path, pid: int, ending: str) -> bytes:
     """A worker's text. Raises FileNotFoundError without a page, ValueError if it cannot be read whole, and OSError."""
-    for _ in range(READS):
+    for attempt in range(READS):
+        if attempt:
+            time.sleep(PAUSE_S)
         with open(f"{folder}/{pid}.{ending}", "rb", buffering=0) as file:
             page = file.read()
         text = page[8:].rstrip(b" ")

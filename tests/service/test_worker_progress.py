@@ -75,6 +75,19 @@ def test_a_page_is_read_whole_while_its_worker_writes_it(tmp_path: Path) -> None
     page.close()
 
 
+def test_a_page_is_read_whole_though_its_writer_is_held_up_in_the_middle_of_it(tmp_path: Path) -> None:
+    page = Page(tmp_path, 7, "json")
+    page.write(b"before")
+    file = tmp_path / "7.json"
+    whole = file.read_bytes()
+    file.write_bytes(whole[:10])
+    finishing = threading.Timer(0.02, lambda: file.write_bytes(whole))
+    finishing.start()
+    assert read_page(tmp_path, 7, "json") == b"before"
+    finishing.join()
+    page.close()
+
+
 def test_workers_have_started_once_each_has_served_every_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def report(pid: int, **progress: WorkerProgress) -> None:
         with monkeypatch.context() as patch:
