@@ -152,13 +152,18 @@ def own_fields(bundle: Bundle, row: int) -> dict[str, Any]:
     return {name: bundle.items.values(name, np.array([row]))[0] for name in own_columns(bundle)}
 
 
+def has_other_text(bundle: Bundle, before: Mapping[str, Any], fields: Mapping[str, Any] | None) -> bool:
+    """Whether fields give an item another own text than those before, or none."""
+    columns = () if fields is None else own_columns(bundle)
+    return fields is not None and any(joined_text([fields.get(name)]) != joined_text([before.get(name)]) for name in columns)
+
+
 def is_retitled(bundle: Bundle, before: Mapping[str, Any], fields: Mapping[str, Any] | None) -> bool:
     """Whether fields give an item another own text than those before, with a word that the model knows."""
     text = _text_of_fields(bundle, fields)
-    if fields is None or text is None:
+    if text is None or not has_other_text(bundle, before, fields):
         return False
-    is_other = any(joined_text([fields.get(name)]) != joined_text([before.get(name)]) for name in own_columns(bundle))
-    return is_other and bool(len(bundle.vectoriser.transform([text]).indices))
+    return bool(len(bundle.vectoriser.transform([text]).indices))
 
 
 def _text_of_fields(bundle: Bundle, fields: Mapping[str, Any] | None) -> str | None:

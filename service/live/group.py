@@ -16,7 +16,7 @@ from espalier.live.journal import Transaction
 from espalier.live.operations import ItemBody, Operation
 from espalier.live.rows import Placement
 from espalier.live.state import MAX_HANDLES
-from espalier.placement.evidence import is_retitled, no_evidence
+from espalier.placement.evidence import has_other_text, is_retitled, no_evidence, own_fields
 from espalier.placement.placer import Candidates, needs_placement, trained_with
 from espalier.placement.slots import Slots
 
@@ -210,8 +210,8 @@ class Group:
             by_fields = version.takes_fields and bool(operation.body.fields) and not version.is_trained(item_id)
             if write.evidence is None and operation.body.count != stored.body.count and (operation.body.has_evidence or by_fields):
                 raise EvidenceNeeded(operation)
-            if write.evidence is None and is_retitled(version.bundle, stored.body.fields or {}, operation.body.fields):
-                raise EvidenceNeeded(operation)  # another write changed its text meanwhile
+            if write.evidence is None and _needs_row_of_text(operation, stored, version):
+                raise EvidenceNeeded(operation)  # another write changed its text meanwhile, or this one changes it beside other evidence
             if kept := self._kept(item_id, stored, version):
                 return kept
         if version is self._default and not version.is_trained(item_id):
@@ -267,6 +267,16 @@ def _is_known(operation: Operation, stored: Operation, version: LiveVersion) -> 
     if operation.body.evidence_from is None or needs_placement(version.bundle, operation):
         return False
     return trained_with(version.bundle, operation) or operation.body.count == stored.body.count
+
+
+def _needs_row_of_text(operation: Operation, stored: Operation, version: LiveVersion) -> bool:
+    """Whether an item has another own text than before, or none, and can be placed by it or by other evidence."""
+    bundle, before = version.bundle, stored.body.fields
+    if before is None:
+        row = bundle.items.row_of(operation.id)
+        before = own_fields(bundle, row) if row >= 0 else {}
+    fields = operation.body.fields
+    return has_other_text(bundle, before, fields) and (operation.body.has_evidence or is_retitled(bundle, before, fields))
 
 
 def _stored_with(source_version: int | None, stored: Operation | None) -> int | None:

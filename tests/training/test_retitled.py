@@ -216,6 +216,28 @@ def test_a_service_finds_trained_products_by_their_present_titles(folder: Path, 
         assert {*found(running, other, 2)} == {"p004", "p150"} != {*with_event}
 
 
+@pytest.mark.parametrize("fields", [{"price": 2.0}, {"title": "unheard"}])
+def test_a_product_with_events_is_not_found_by_a_title_that_it_lost(folder: Path, tmp_path: Path, fields: dict[str, Any]) -> None:
+    shutil.copytree(folder / "models" / "shop" / "1", tmp_path / "first" / "shop" / "1")
+    shutil.copytree(folder / "models" / "shop" / "1", tmp_path / "second" / "shop" / "1")
+    own, other = (title(Bundle.open(tmp_path / "first" / "shop" / "1"), row) for row in (4, 150))
+    asked, lists = [own, other, QUERIES[4], QUERIES[9]], []
+    with run(tmp_path / "first", lambda opened: open_engine(opened, "cpu"), write_keys=(KEY,)) as running:
+        for item in ("new", "p004"):
+            put(running, item, fields={"title": other}, events=[QUERIES[9]])
+            assert item in found(running, other, 3)
+            put(running, item, fields=fields)
+            assert item not in found(running, other)
+        put(running, "p005", events=[QUERIES[9]])
+        put(running, "p005", fields=fields)
+        lists.append([found(running, text, 200) for text in asked])
+    with run(tmp_path / "second", lambda opened: open_engine(opened, "cpu"), write_keys=(KEY,)) as running:
+        for item in ("new", "p004", "p005"):
+            put(running, item, fields=fields, events=[QUERIES[9]])
+        lists.append([found(running, text, 200) for text in asked])
+    assert lists[0] == lists[1], "as if nothing had been put before"
+
+
 def test_an_expired_product_comes_back_with_its_last_title(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder / "models" / "shop" / "1", tmp_path / "shop" / "1")
     own, other = (title(Bundle.open(tmp_path / "shop" / "1"), row) for row in (4, 150))

@@ -16,6 +16,9 @@ climate-fever    5,240 sentences of Wikipedia with the titles of their articles,
                  DIR/climate-fever
 time             423 news stories with 83 questions. Files of github.com/Chaplinski/IR-Assignment3 in DIR/time
 npl              11,426 abstracts of a few lines with 93 questions. Files of github.com/stefreschke/Information-Retrieval in DIR/npl
+homedepot        54,667 titles of a hardware shop, and 11,795 queries with products judged 1 to 3 by people, 9,716 of which have one of
+                 2.67 or more; grades are the judgements, rounded, less one. `data/train.csv.zip` of
+                 github.com/MohammedFCIS/Home-Depot-Product-Search-Relevance in DIR/homedepot
 mixed            as many items as wanted, each of the names and halves of the descriptions of two packages; a query is four words of one
                  item, which alone counts
 
@@ -85,6 +88,20 @@ def _chorus(folder: Path) -> Products:
         if product in rows:
             grades[query][rows[product]] = grade
     return Products(fields, _answered(grades))
+
+
+def _homedepot(folder: Path) -> Products:
+    with zipfile.ZipFile(_file(folder / "homedepot" / "train.csv.zip")) as archive:
+        judged = pl.read_csv(archive.read("train.csv"), encoding="latin1")
+    rows: dict[int, int] = {}
+    titles: list[str] = []
+    grades: dict[str, dict[int, int]] = defaultdict(dict)
+    for _, product, title, query, relevance in judged.iter_rows():
+        row = rows.setdefault(product, len(rows))
+        if row == len(titles):
+            titles.append(title)
+        grades[query][row] = round(relevance) - 1
+    return Products({"title": titles}, _answered(grades))
 
 
 def _cranfield(folder: Path) -> Products:
@@ -188,6 +205,7 @@ _READERS: Mapping[str, Callable[[Path], Products]] = {
     "psearch": _psearch,
     "debian-describe": _debian,
     "chorus": _chorus,
+    "homedepot": _homedepot,
     "cranfield": _cranfield,
     "cisi": _cisi,
     "cacm": _cacm,
