@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
+import sqlite3
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -236,6 +239,34 @@ def test_a_product_with_events_is_not_found_by_a_title_that_it_lost(folder: Path
             put(running, item, fields=fields, events=[QUERIES[9]])
         lists.append([found(running, text, 200) for text in asked])
     assert lists[0] == lists[1], "as if nothing had been put before"
+
+
+def test_the_last_operations_alone_give_the_same_answers(folder: Path, tmp_path: Path) -> None:
+    """A host that follows, and a version that is loaded later, place items by the last operation of each."""
+    shutil.copytree(folder / "models" / "shop" / "1", tmp_path / "shop" / "1")
+    bundle, rng = Bundle.open(tmp_path / "shop" / "1"), random.Random(0)
+    titles = [title(bundle, row) for row in range(PRODUCTS - 1)]
+    trained_items, new_items = [f"p{row:03d}" for row in range(0, PRODUCTS - 1, 8)], [f"new-{number}" for number in range(8)]
+
+    def body(own: str | None) -> dict[str, Any]:
+        text = rng.choice([rng.choice(titles), f"{rng.choice(titles)} {rng.choice(titles)}", "unheard", None, own])
+        fields, events = {"title": text, "price": rng.random()}, [rng.choice(QUERIES)]
+        return rng.choice([{"fields": fields}, {"events": events}, {"fields": fields, "events": events}])
+
+    def answers(running: Running) -> list[dict[str, float]]:
+        lists = [found(running, text, 40, beam_size=64) for text in (*titles[::4], *QUERIES[::4])]
+        return [{item: score for item, score in scores.items() if score > 1e-5} for scores in lists]  # below, many are equal
+
+    with run(tmp_path, lambda opened: open_engine(opened, "cpu"), write_keys=(KEY,)) as running:
+        for item in new_items:
+            put(running, item, events=[QUERIES[9]])
+        for item in rng.choices([*trained_items, *new_items], k=300):
+            put(running, item, **body(title(bundle, int(item[1:])) if item in trained_items else None))
+        first = answers(running)
+    with closing(sqlite3.connect(tmp_path / "shop" / "live.db")) as journal, journal:
+        assert journal.execute("DELETE FROM placements").rowcount > 10
+    with run(tmp_path, lambda opened: open_engine(opened, "cpu"), write_keys=(KEY,)) as running:
+        assert answers(running) == first
 
 
 def test_an_expired_product_comes_back_with_its_last_title(folder: Path, tmp_path: Path) -> None:
