@@ -10,6 +10,7 @@ import re
 import tempfile
 import tomllib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ from espalier.logs.log_values import MICROSECONDS, BadRows, BadRowsPolicy
 from espalier.logs.text_files import separator_of
 from espalier.wording import option
 
-from .data.interactions import Interactions, read_interactions
+from .data.interactions import Interactions, lists_ascend, read_interactions
 from .neighbours.cooccurrence import LONGEST, lists_of
 from .specification.linear import LogData
 from .specification.log_format import LOG_FORMAT, TextTable
@@ -111,6 +112,12 @@ def _histories(layout: Layout, kind: str | None, scratch: Path) -> tuple[str, li
         form |= layout.time([form[role] for role in POSITIONS])
         layout.say_unused([form[role] for role in (*POSITIONS, "timestamp") if role in form])
     interactions = _checked_events(layout, form | {"min_user_events": 1}, scratch)
+    if interactions.order == "file" and layout.column_options["time"] != "file":
+        if lists_ascend(interactions):
+            form["order"], interactions = "none", replace(interactions, order="none")
+            layout.notes.append("events are sorted by item id, so their order says nothing: items have no order. --time file keeps it")
+        else:
+            layout.notes.append("events count as in order of the file. If they have no order, say --time none")
     form |= layout.bad_rows(interactions.bad_rows, "data.format")
     length_U = np.diff(interactions.offset_U1)
     if 2 * length_U[length_U > 1].sum() < length_U.sum():

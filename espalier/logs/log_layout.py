@@ -81,9 +81,7 @@ class Layout:
         if column is None:
             others = (name for name in self.values if name not in role_columns)
             column = next((name for name in others if looks_dated(name, time_type(present(self.values[name]), decimal))), None)
-            by_values = f"time: column {column!r}, by its values"
-            in_order = "no column looks like times: events count as in order of the file. If they have no order, say --time none"
-            self.notes.append(in_order if column is None else by_values)
+            self.notes.append("no column looks like times" if column is None else f"time: column {column!r}, by its values")
         if column is None:
             return {}
         values = present(self.values[column])
@@ -210,7 +208,7 @@ def _text(log: Path, lines: list[str], column_options: Mapping[str, str | None],
     if split is None:
         raise InvalidData(f"{log.name}: first line", lines[0] if lines else MISSING, expected)
     lists = [] if tables else [without_end(line, split.separator).split(split.separator) for line in lines]
-    if not tables and min(map(len, lists)) < 2:
+    if lists and 2 * sum(len(row) < 2 for row in lists) >= len(lists):  # a few users without an item are left out
         raise _other_fields(log, form, split, expected)
     first_row, *later_rows = split.full_rows
     is_header = _is_header(first_row, column_options)

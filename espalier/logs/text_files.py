@@ -180,7 +180,9 @@ def line_of(table: TextTableFile, record: int) -> int:
 
 
 def _record_lines(table: TextTableFile) -> Iterator[int]:
-    """The line, from 1, on which each record begins. Raises InvalidData at the end if the last record has no closing quote."""
+    """The line, from 1, on which each record begins. Raises InvalidData for quotes around a line end that do not end with a field: they are
+    characters, and would swallow the lines between them.
+    """
     begin, inside = 1, False
     fields = quoted_fields(table.separator, table.quote) if table.quote else None
     with open_text(table, None) as lines:
@@ -189,10 +191,18 @@ def _record_lines(table: TextTableFile) -> Iterator[int]:
                 begin = number
                 yield number
             if fields is not None:  # inside quotes, a leading quote lets the pattern match
-                ends = fields.findall(table.quote * inside + line.decode("latin-1"))
-                inside = ends[-1:] == [""]
+                text = table.quote * inside + line.decode("latin-1").rstrip("\r\n")
+                quoted = [*fields.finditer(text)]
+                rest = text[quoted[0].end() :].lstrip(" ") if inside and quoted and quoted[0][1] else ""
+                if rest and not rest.startswith(table.separator.lstrip(" ")):
+                    raise _endless_quotes(table, begin)
+                inside = bool(quoted) and not quoted[-1][1]
     if inside:
-        raise InvalidData(f"{table.path.name}: line {begin}", table.quote, f"quotes that end{_unquoted(table)}")
+        raise _endless_quotes(table, begin)
+
+
+def _endless_quotes(table: TextTableFile, line: int) -> InvalidData:
+    return InvalidData(f"{table.path.name}: line {line}", table.quote, f"quotes that end with a field{_unquoted(table)}")
 
 
 def quoted_fields(separator: str, quote: str) -> re.Pattern[str]:
@@ -282,10 +292,11 @@ def _records(table: TextTableFile, positions: list[int], bad_rows: BadRows, bloc
     def handle(row: pa_csv.InvalidRow) -> str:
         record = row.number - 1
         try:
-            bad_rows.add("wrong number of fields", np.array([record]), lambda _: _wrong_fields(table, row))
+            if not refused:
+                bad_rows.add("wrong number of fields", np.array([record]), lambda _: _wrong_fields(table, row))
         except InvalidData as error:
             refused.append(error)
-            return "error"
+            lines.end()  # and not "error": the parser's thread, which reads ahead, must be over before the interpreter is
         skipped.append(record)
         return "skip"
 
@@ -299,11 +310,13 @@ def _records(table: TextTableFile, positions: list[int], bad_rows: BadRows, bloc
         invalid_row_handler=lambda row: context.run(handle, row),
     )
     convert = pa_csv.ConvertOptions(include_columns=names, column_types=dict.fromkeys(names, pa.binary()), strings_can_be_null=False)
-    replaced = None if table.one_byte else table.separator
+    lines = _Lines(table, None if table.one_byte else table.separator)
     begin = 0
     try:
-        with open_text(table, replaced) as file, pa_csv.open_csv(file, read, parse, convert) as reader:
+        with io.BufferedReader(lines, READ_BYTES) as file, pa_csv.open_csv(file, read, parse, convert) as reader:
             for batch in reader:
+                if refused:
+                    continue
                 end, without = begin + len(batch), []
                 while skipped and skipped[0] < end:
                     without.append(skipped.popleft())
@@ -312,8 +325,10 @@ def _records(table: TextTableFile, positions: list[int], bad_rows: BadRows, bloc
                 header = int(begin == 0 and table.header)
                 yield record_R[header:], batch.slice(header)
                 begin = end
-            if isinstance(file.raw, _Lines) and file.raw.quotes % 2:
-                deque(_record_lines(table), maxlen=0)  # raises if a quote without an end has swallowed all later lines
+        if refused:
+            raise refused[0]
+        if lines.quotes % 2 or (lines.quotes and lines.count > begin):
+            deque(_record_lines(table), maxlen=0)  # raises if quotes that are characters have swallowed lines
     except pa.ArrowInvalid as error:
         if refused:
             raise refused[0] from None
@@ -332,7 +347,8 @@ def _wrong_fields(table: TextTableFile, row: pa_csv.InvalidRow) -> InvalidData:
 class _Lines(io.RawIOBase):
     """A stream of lines for the parser: in UTF-8, with separators of several bytes replaced, and a line end after the last line.
 
-    Without that line end, pyarrow takes a single line without a header for an empty file. `quotes` counts the quotes read so far.
+    Without that line end, pyarrow takes a single line without a header for an empty file. `count` is the number of lines so far that are
+    not blank, and perhaps of some that are; `quotes` that of quotes.
     """
 
     def __init__(self, table: TextTableFile, separator: str | None) -> None:
@@ -341,13 +357,13 @@ class _Lines(io.RawIOBase):
         self._decoder = None if is_utf8 else codecs.getincrementaldecoder(table.encoding)(UNDECODABLE)
         self._at_start, self._has_line_ends = True, False
         self._lines, self._rest = b"", b""
-        self.quotes, self._quote = 0, table.quote.encode()
+        self.count, self.quotes, self._is_over = 0, 0, False
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        while not self._lines:
+        while not self._lines and not self._is_over:
             block = next(self._blocks, b"")
             text = self._rest + self._as_utf8(block)
             if not block and not text:
@@ -360,13 +376,18 @@ class _Lines(io.RawIOBase):
             if len(self._rest) > MAX_LINE:
                 raise InvalidData(f"{self._name}: a line", f"more than {MAX_LINE:,} bytes", "text with shorter lines")
             self._lines = whole + newline
-            self.quotes += self._lines.count(self._quote) if self._quote else 0
+            self.count += self._lines.count(b"\n") - self._lines.count(b"\n\n") - self._lines.count(b"\n\r\n")
+            self.quotes += self._lines.count(self._table.quote.encode()) if self._table.quote else 0
             if self._separator is not None:
                 self._lines = self._lines.replace(self._separator.encode(), UNIT_SEPARATOR.encode())
         size = min(len(buffer), len(self._lines))
         buffer[:size] = self._lines[:size]
         self._lines = self._lines[size:]
         return size
+
+    def end(self) -> None:
+        """Give nothing more than what is at hand."""
+        self._is_over = True
 
     def _as_utf8(self, block: bytes) -> bytes:
         if self._decoder is None:

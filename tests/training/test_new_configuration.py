@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import espalier
 from espalier.bundle import Bundle
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.logs.log_events import histories
@@ -46,6 +47,33 @@ def test_a_user_a_line_are_lists(tmp_path: Path) -> None:
     assert (raw["kind"], raw["data"]["format"]["order"], "instances" in raw) == ("otm-sequence", "none", False)
     raw = written(tmp_path / "lists.txt", time="none", kind="otm-robust")
     assert (raw["kind"], len(raw["instances"]["windows"])) == ("otm-robust", 1)
+
+
+def test_users_without_an_item_are_no_reason_to_refuse_lists(tmp_path: Path) -> None:
+    (tmp_path / "lists.txt").write_text("u1 c a b\nu2 a b\nu3\nu4 b c d a\n")
+    assert written(tmp_path / "lists.txt")["data"]["format"] == {"format": "lists", "separator": " "}
+    (tmp_path / "lists.txt").write_text("u1 c a b\nu2\nu3\nu4\n")
+    with pytest.raises(InvalidData, match="line 2: got 'u2'"):
+        written(tmp_path / "lists.txt")
+
+
+@pytest.mark.parametrize("name", ["{}", "item {:04d}"])
+def test_events_that_are_sorted_by_item_have_no_order(tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
+    rng = np.random.default_rng(0)
+    of_user = [np.sort(rng.choice(40, rng.integers(3, 9), replace=False)) for _ in range(60)]
+    of_user[7] = of_user[7][::-1]  # a few may be otherwise
+    log, lists_log = tmp_path / "log.csv", tmp_path / "lists.txt"
+    log.write_text("user,item\n" + "".join(f"u{user},{name.format(item)}\n" for user, items in enumerate(of_user) for item in items))
+    lists_log.write_text("".join(" ".join([f"u{user}", *map(str, items)]) + "\n" for user, items in enumerate(of_user)))
+    for file in (log, lists_log):
+        assert written(file)["data"]["format"]["order"] == "none"
+        assert "order" not in written(file, time="file")["data"]["format"]
+    with caplog.at_level("WARNING"):
+        espalier.fit(log, user="user", item="item", kind="neighbours")
+    assert 'sorted by item id. If that is not the order of time, say time="none"' in caplog.text
+    shuffled = [rng.permutation(items) for items in of_user]
+    lists_log.write_text("".join(" ".join([f"u{user}", *map(str, items)]) + "\n" for user, items in enumerate(shuffled)))
+    assert "order" not in written(lists_log)["data"]["format"]
 
 
 @pytest.mark.parametrize("folder", [False, True])

@@ -6,6 +6,8 @@ import calendar
 import codecs
 import gzip
 import itertools
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -139,8 +141,30 @@ def test_another_separator_and_quote_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("title", ['"two\nlines"', '"two"\n', '7" by 5"\n', '"two" words\n'])
 def test_quotes_that_do_not_end_are_refused_where_they_begin(tmp_path: Path, title: str, end: str) -> None:
     (tmp_path / "log.csv").write_text(f'user,item,title\nu,a,{title}\nu,b,"unfinished\n{end}')
-    with pytest.raises(InvalidData, match=r"line 4: got '\"', expected quotes that end; .* data.format.quote = \"\""):
+    with pytest.raises(InvalidData, match=r"line 4: got '\"', expected quotes that end with a field; .* data.format.quote = \"\""):
         read(tmp_path / "log.csv")
+
+
+@pytest.mark.parametrize("other", ['"low fat" cake', '"Heroes', 'a,"b" c'])
+def test_quotes_of_two_lines_do_not_swallow_those_between(tmp_path: Path, other: str) -> None:
+    rows = "".join(f'u{row},a,"two\nlines" \nv{row},b,"one ""line"""\n\n' for row in range(50))
+    (tmp_path / "log.csv").write_text(f"user,item,title\n{rows}")
+    assert len(lists(read(tmp_path / "log.csv"))) == 100
+    (tmp_path / "log.csv").write_text(f'user,item,title\n{rows}u,c,"how to\n{rows}u,d,{other}\n{rows}')
+    with pytest.raises(InvalidData, match=r"line 202: .* expected quotes that end with a field"):
+        read(tmp_path / "log.csv")
+
+
+def test_a_refused_line_ends_the_parser_before_the_interpreter(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text("user,item\n" + "u,a\nu,a,b\n" * 500_000)
+    program = (
+        "import sys; from pathlib import Path; from espalier.logs.log_values import BadRows; from espalier.logs.text_files import *\n"
+        "table = TextTableFile(Path(sys.argv[1]), ',', True)\n"
+        "for _ in text_batches(table, {'user': 'user'}, BadRows('refuse', 'data.format')): pass"
+    )
+    for _ in range(4):
+        run = subprocess.run([sys.executable, "-c", program, tmp_path / "log.csv"], capture_output=True, text=True)
+        assert (run.returncode, "line 3: got 'u,a,b', expected 2 fields, not 3" in run.stderr) == (1, True), run.stderr
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from espalier.arrays import Bool, Float32, Int32, Int64
 from espalier.bundle_files import sha256_of
@@ -48,6 +49,9 @@ VECTORS_FILE = "vector_of_user.float32"
 """Likewise of `Interactions.vectors_UF`."""
 FEWEST_EVENTS = 2
 """`min_user_events = "auto"`: a list of one event does not say what follows what."""
+
+SORTED_LISTS, LEAST_LISTS, LEAST_SORTED, SORTED_SHARE = 10_000, 10, 3, 0.9
+"""`lists_ascend`: most lists that are looked at, fewest that say something, fewest events of such a list, and the share that ascends."""
 
 
 @dataclass(frozen=True)
@@ -146,6 +150,26 @@ def read_interactions(path: Path, log: LogFormat, work_dir: Path, *, block_bytes
         vectors_UF=vectors_UF,
         bad_rows=codes.bad_rows,
     )
+
+
+def lists_ascend(log: Interactions) -> bool:
+    """Whether nearly all lists ascend by item id, as numbers or as texts. Their order is then that of ids, and not that of time."""
+    length_U = np.diff(log.offset_U1[: SORTED_LISTS + 1])
+    is_long_U = length_U >= LEAST_SORTED
+    if is_long_U.sum() < LEAST_LISTS:
+        return False
+    rank_II = [np.arange(log.item_count)]
+    if pc.all(pc.match_substring_regex(log.item_ids, "^[0-9]{1,18}$")).as_py():
+        rank_II.append(log.item_ids.cast(pa.int64()).to_numpy())
+    item_e = np.asarray(log.item_of_event_E[: log.offset_U1[len(length_U)]])
+    for rank_I in rank_II:
+        rises_e = np.append(rank_I[item_e[1:]] > rank_I[item_e[:-1]], True)
+        rises_e[log.offset_U1[1 : len(length_U) + 1][length_U > 0] - 1] = True  # the last one of a list has no next one
+        falls_e = np.append(0, np.cumsum(~rises_e))
+        falls_U = falls_e[log.offset_U1[1 : len(length_U) + 1]] - falls_e[log.offset_U1[: len(length_U)]]
+        if np.mean(falls_U[is_long_U] == 0) >= SORTED_SHARE:
+            return True
+    return False
 
 
 def _fingerprint(path: Path) -> str:

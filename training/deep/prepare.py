@@ -16,8 +16,9 @@ from espalier.bundle import Bundle
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.items import ItemTable
 from espalier.tree import Tree
+from espalier.wording import configured, option
 
-from ..data.interactions import Interactions, read_interactions
+from ..data.interactions import Interactions, lists_ascend, read_interactions
 from ..data.item_content import ItemContent, item_content
 from ..data.item_tables import item_table
 from ..data.splits import Split, split_log
@@ -93,6 +94,9 @@ def prepare(config: DeepConfig, data: Path | None, work: Path, shared: Path | No
     journal  the model whose live items are added; None: the earlier model
     """
     interactions = read_interactions(data or config.data.log, config.data.format, work)
+    if interactions.order == "file" and lists_ascend(interactions):
+        no_order = configured('data.format.order = "none"', option("time", "none"))
+        log.warning("the events of nearly all users are sorted by item id. If that is not the order of time, say %s", no_order)
     split = split_log(interactions, config.data.split, config.data.format, work, seed=config.seed)
     run_journal, start = shared_run_journal(journal or config.earlier_model, config.earlier_model, shared or work)
     if run_journal is not None:
