@@ -6,7 +6,7 @@
     │   ├── InvalidQuery      a query or a search parameter
     │   ├── InvalidMessage    a message between a router and a shard
     │   ├── InvalidConfig     a training configuration or a command-line option
-    │   └── InvalidData       a log, an item table or another data file
+    │   └── InvalidData       a log, an item table or another data file; EndlessQuotes: a quote begins a field, and none ends it
     ├── InvalidTree           arrays that are not a tree
     ├── BundleError           a bundle on disk
     │   ├── BundleNotFound    nothing there, or a part is missing

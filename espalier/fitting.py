@@ -25,7 +25,7 @@ from espalier.wording import in_python
 
 @in_python()
 def fit(
-    log: Any,
+    log: Any = None,
     *,
     user: str | None = None,
     item: str | None = None,
@@ -39,12 +39,13 @@ def fit(
     device: Device = "auto",
     **options: Any,
 ) -> Model:
-    """Train a model on a log, one interaction a row, or one query text with the item that it led to.
+    """Train a model on a log, one interaction a row, or one query text with the item that it led to; or on items that are searched by text.
 
-    log      a data frame of pandas or polars, a table of Arrow, or the path of a file that `espalier new` reads
+    log      a data frame of pandas or polars, a table of Arrow, or the path of a file that `espalier new` reads; None: `items` alone
     user, item, time, query  its columns: `user` and `item` of histories, `query` and `item` of texts. Without `time` the rows are in order;
              "none": they have no order
-    items    columns of the items, `id` among them, to filter by and to show
+    items    table of the items: ids, in the column `item` or `id`, and columns to filter by and to show. Texts are searched, unless the
+             log has users
     kind     kind of model; the default suits the log (`espalier options` lists the kinds)
     minutes  no training step begins later than this from now. The model is then not trained again with the validation events. Without
              `minutes`, it is, and takes the configured number of steps. Kinds without training steps ignore `minutes`
@@ -70,16 +71,15 @@ def fit(
             version_folder, name = Path(out), trainer("versions").new_version(Path(out))
             if options.get("name", name) != name:
                 raise InvalidInput("name", options["name"], f"{name!r}, as in out, or none")
-        log_file = as_file("log", log, folder)
+        log_file = None if log is None else as_file("log", log, folder)
+        items_file = None if items is None else as_file("items", items, folder, "items")  # named so in messages
         log_columns = columns | {"time": time or ("file" if user is not None else None)}
-        file = trainer("new_configuration").write_configuration(log_file, folder / "model.toml", True, kind, log_columns)
+        file = trainer("new_configuration").write_configuration(log_file, folder / "model.toml", True, kind, log_columns, items_file)
         raw = tomllib.loads(file.read_text()) | {"seed": seed}
         for name, keys in options.items():
             raw[name] = raw.get(name, {}) | dict(keys) if isinstance(keys, Mapping) else keys
-        if items is not None:
-            raw["data"]["items"] = str(as_file("items", items, folder, "items"))  # named so in messages
         config = trainer("specification.models").SPECIFICATION.checked(raw)
-        model = Model(_trained(config, version_folder, device, minutes), frame=frame_like(log))
+        model = Model(_trained(config, version_folder, device, minutes), frame=frame_like(items if log is None else log))
         model.owns(folder)
         return model
 

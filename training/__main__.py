@@ -44,7 +44,10 @@ log = logging.getLogger(str(__package__))
 
 @app.command()
 def new(
-    log: Annotated[Path, typer.Argument(metavar="LOG", help="events of users, or query texts with the items that they led to")],
+    log: Annotated[
+        Path | None, typer.Argument(metavar="LOG", help="events of users, or query texts with the items that they led to")
+    ] = None,
+    items: Annotated[Path | None, typer.Option(help="table of the items; without a log, they are searched by their texts")] = None,
     out: Annotated[Path | None, typer.Option(help="the file to write; by default it is named after the log")] = None,
     user: Annotated[str | None, typer.Option(help="column of the users: a name, or a position from 0 where no line names them")] = None,
     item: Annotated[str | None, typer.Option(help="column of the items")] = None,
@@ -55,10 +58,11 @@ def new(
     kind: Annotated[str | None, typer.Option(help="what is trained, instead of what suits the log; `options` lists the kinds")] = None,
     force: Annotated[bool, typer.Option("--force", help="write over a file that is there")] = False,
 ) -> None:
-    """Look at a log and write a first configuration, which `fit` trains as it is."""
+    """Look at a log, or at a table of items, and write a first configuration, which `fit` trains as it is."""
     from .new_configuration import write_configuration
 
-    print(write_configuration(log, out, force, kind, {"user": user, "item": item, "time": at, "query": query}).read_text(), end="")
+    columns = {"user": user, "item": item, "time": at, "query": query}
+    print(write_configuration(log, out, force, kind, columns, items).read_text(), end="")
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""A first configuration for a log (`espalier new LOG`): reads the log's first rows and writes a TOML file that trains on it.
+"""A first configuration for a log or a table of items (`espalier new`): reads first rows and writes a TOML file that trains on them.
 
 Comments in the file list every decision and its reason.
 """
@@ -9,21 +9,22 @@ import json
 import re
 import tempfile
 import tomllib
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from espalier.errors import MISSING, InvalidConfig, InvalidData
-from espalier.logs.log_columns import EPOCHS, LAST_MICROSECOND, MOST_BAD, Column, check_unit
+from espalier.errors import MISSING, EspalierError, InvalidConfig, InvalidData
+from espalier.logs.log_columns import EPOCHS, LAST_MICROSECOND, MOST_BAD, Column, check_unit, position_of
 from espalier.logs.log_layout import POSITIONS, Layout, look
 from espalier.logs.log_values import MICROSECONDS, BadRows, BadRowsPolicy
 from espalier.logs.text_files import separator_of
-from espalier.wording import option
+from espalier.wording import either, option
 
 from .data.interactions import Interactions, lists_ascend, read_interactions
+from .item_columns import ItemColumns, item_columns, read_with_or_without_quotes
 from .neighbours.cooccurrence import LONGEST, lists_of
 from .specification.linear import LogData
 from .specification.log_format import LOG_FORMAT, TextTable
@@ -37,51 +38,120 @@ MANY_REPEATS = 0.2
 """If at least this share of the events is of items that the user had before, as in logs of songs, to find these is part of the task."""
 
 
-def write_configuration(log: Path, out: Path | None, force: bool, kind: str | None, column_options: Mapping[str, str | None]) -> Path:
-    """Write the configuration for a log and return its path. The whole log is read, so that its errors come up now.
+def write_configuration(
+    log: Path | None, out: Path | None, force: bool, kind: str | None, column_options: Mapping[str, str | None], items: Path | None = None
+) -> Path:
+    """Write the configuration for a log, or for a table of items that are searched by their texts, and return its path.
 
+    The files are read to their ends, so that their errors come up now.
+
+    log             None: there is none, but `items`
     out             the file; by default in the current folder, named after the log
     force           overwrite an existing file
     kind            kind of model; None: chosen by the log
     column_options  as in Layout
-    Raises InvalidConfig, and InvalidData, which names the columns and the option, if the log leaves the choice open.
+    items           table of the items, or None
+    Raises InvalidConfig, and InvalidData, which names the columns and the option, if a file leaves the choice open.
     """
-    name = re.sub(r"[^a-z0-9._-]+", "-", log.name.lower().partition(".")[0]).strip("._-")[:64] or "model"
+    given = log or items
+    if given is None:
+        raise InvalidConfig(either("LOG", "log"), MISSING, f"a log, or a table of items ({option('items')})")
+    name = re.sub(r"[^a-z0-9._-]+", "-", given.name.lower().partition(".")[0]).strip("._-")[:64] or "model"
     out = Path(f"{name}.toml") if out is None else out
-    _check_out(out, log, force)
-    with tempfile.TemporaryDirectory(dir=out.absolute().parent, prefix=".new-") as scratch:
-        layout = look(log, column_options, Path(scratch))
-        if layout.values and not any(map(len, layout.values.values())):
-            raise InvalidData(log.name, "no rows", "events")
-        query = layout.column("query", is_needed=kind in LINEAR_KINDS) if kind in (None, *LINEAR_KINDS) else None
-        if query is None:
-            kind, body = _histories(layout, kind, Path(scratch))
-        elif kind is None and column_options["query"] is None and layout.column("user", is_needed=False) is not None:
-            raise InvalidConfig(
-                option("kind"), MISSING, f"xr-linear for texts, or otm-sequence for lists of users, since {log.name} has both"
-            )
-        else:
-            kind, body = kind or "xr-linear", _texts(layout, query)
-    lines = [f"# Written by `espalier new`; `espalier options {kind}` lists all keys. It is trained by"]
+    _check_out(out, [file for file in (log, items) if file is not None], force)
+    with tempfile.TemporaryDirectory(dir=out.absolute().parent, prefix=".new-") as folder:
+        found = (
+            _of_items(given, kind, column_options, Path(folder)) if log is None else _of_log(log, kind, column_options, items, Path(folder))
+        )
+    lines = [f"# Written by `espalier new`; `espalier options {found.kind}` lists all keys. It is trained by"]
     lines += [f"#     espalier fit --config {out} --out models/{name}/1", "# What was found:"]
-    lines += [*(f"# - {words}" for words in layout.notes), f'kind = "{kind}"', f'name = "{name}"', "", "[data]", *body, ""]
+    lines += [*(f"# - {words}" for words in found.notes), f'kind = "{found.kind}"', f'name = "{name}"', "", "[data]", *found.lines, ""]
     SPECIFICATION.checked(tomllib.loads("\n".join(lines)))
     out.write_text("\n".join(lines))
     return out
 
 
-def _check_out(out: Path, log: Path, force: bool) -> None:
+@dataclass(frozen=True)
+class _Found:
+    """The kind, the lines of the configuration from those of `data` on, and the decisions, in words."""
+
+    kind: str
+    lines: list[str]
+    notes: list[str]
+
+
+def _of_log(log: Path, kind: str | None, column_options: Mapping[str, str | None], items: Path | None, scratch: Path) -> _Found:
+    def found(layout: Layout) -> _Found:
+        if layout.values and not any(map(len, layout.values.values())):
+            raise InvalidData(log.name, "no rows", "events")
+        query = layout.column("query", is_needed=kind in LINEAR_KINDS) if kind in (None, *LINEAR_KINDS) else None
+        if query is None:
+            return _histories(layout, kind, items, scratch)
+        if kind is None and column_options["query"] is None and layout.column("user", is_needed=False) is not None:
+            expected = f"xr-linear for texts, or otm-sequence for lists of users, since {log.name} has both"
+            raise InvalidConfig(option("kind"), MISSING, expected)
+        return _texts(layout, query, kind or "xr-linear", items, scratch)
+
+    try:
+        return read_with_or_without_quotes(lambda quote: look(log, column_options, scratch, quote), found)
+    except InvalidData as error:
+        if items is None and not any(column_options.values()) and _is_of_items(log, scratch):
+            expected = f"{error.expected}. If these are items to search by text, say so with {option('items')}"
+            raise InvalidData(error.field, error.value, expected) from error
+        raise
+
+
+def _is_of_items(file: Path, scratch: Path) -> bool:
+    """Whether a file seems to be a table of items."""
+    try:
+        return bool(item_columns(file, None, None, True, scratch).searched)
+    except EspalierError:
+        return False
+
+
+def _of_items(file: Path, kind: str | None, column_options: Mapping[str, str | None], scratch: Path) -> _Found:
+    """Of a table without a log. Raises InvalidConfig, and InvalidData if no column has words."""
+    for role, value in column_options.items():
+        if value is not None and role != "item":
+            raise InvalidConfig(option(role), value, "nothing without a log")
+    if kind not in (None, *LINEAR_KINDS):
+        raise InvalidConfig(option("kind"), kind, f"one of {', '.join(LINEAR_KINDS)} without a log")
+    item = column_options["item"]
+    columns = item_columns(file, item, None, True, scratch)
+    if item is not None and position_of([columns.items_id], item) is None:
+        raise InvalidConfig(option("item"), item, f"a column of {file.name}")
+    if not columns.searched:
+        raise InvalidData(file.name, "no column of words", "texts to search")
+    return _Found(kind or "xr-linear", ['format = "log"', *_items_lines(file, columns)], columns.notes)
+
+
+def _items_lines(file: Path, columns: ItemColumns) -> list[str]:
+    lines = [f"items = {_toml(str(file))}"]
+    if columns.items_id.casefold() != "id":
+        lines.append(f"items_id = {_toml(columns.items_id)}")
+    if columns.form:
+        lines.append(f"items_format = {{ {', '.join(f'{key} = {_toml(value)}' for key, value in columns.form.items())} }}")
+    if columns.searched:
+        lines.append(f"own_texts = {_toml(columns.searched)}")
+    return lines
+
+
+def _check_out(out: Path, inputs: Sequence[Path], force: bool) -> None:
     if not str(out).isprintable():
         raise InvalidConfig("--out", str(out), "a name without control characters")
     if not out.absolute().parent.is_dir():
         raise InvalidConfig("--out", str(out), "a file in a folder that exists")
-    if out.exists() and log.exists() and out.samefile(log):
-        raise InvalidConfig("--out", str(out), "another file than the log")
+    if out.exists() and any(file.exists() and out.samefile(file) for file in inputs):
+        raise InvalidConfig("--out", str(out), "another file than the log and the items")
     if out.is_dir() or (out.exists() and not force):
         raise InvalidConfig("--out", str(out), "a file that does not exist yet, or --force to write over it")
 
 
-def _texts(layout: Layout, query: Column) -> list[str]:
+class _QueryLog(TextTable):
+    SECTION = LogData.SECTION
+
+
+def _texts(layout: Layout, query: Column, kind: str, items: Path | None, scratch: Path) -> _Found:
     from .data.query_logs import read_log  # needs polars
 
     item = layout.column("item")
@@ -92,7 +162,7 @@ def _texts(layout: Layout, query: Column) -> list[str]:
 
     def read(policy: BadRowsPolicy) -> tuple[pl.DataFrame, Mapping[str, int]]:
         bad_rows = BadRows(policy, LogData.SECTION)
-        table = TextTable.model_validate(form | {"bad_rows": policy})
+        table = _QueryLog.model_validate(form | {"bad_rows": policy})
         return read_log(layout.log, str(query), str(item), {}, table, bad_rows), bad_rows.counts
 
     frame, bad_rows = read("skip")
@@ -101,11 +171,14 @@ def _texts(layout: Layout, query: Column) -> list[str]:
     form |= layout.bad_rows(bad_rows, "data")
     layout.notes.append(f"{len(frame):,} rows, {frame['query'].n_unique():,} texts, {frame['item'].n_unique():,} items")
     lines = ['format = "log"', f"train = {_toml(str(layout.log))}", f"query = {_toml(query)}", f"item = {_toml(item)}"]
-    return [*lines, *(f"{key} = {_toml(value)}" for key, value in form.items())]
+    lines += [f"{key} = {_toml(value)}" for key, value in form.items()]
+    if items is None:
+        return _Found(kind, lines, layout.notes)
+    columns = item_columns(items, str(item), None, True, scratch)
+    return _Found(kind, [*lines, *_items_lines(items, columns)], [*layout.notes, *columns.notes])
 
 
-def _histories(layout: Layout, kind: str | None, scratch: Path) -> tuple[str, list[str]]:
-    """The kind, and the lines of the configuration from `data` on."""
+def _histories(layout: Layout, kind: str | None, items: Path | None, scratch: Path) -> _Found:
     form = layout.form | ({"order": "none"} if layout.column_options["time"] == "none" else {})
     if layout.values:
         form |= {role: layout.column(role) for role in POSITIONS}
@@ -128,11 +201,16 @@ def _histories(layout: Layout, kind: str | None, scratch: Path) -> tuple[str, li
     layout.notes.append(f"{interactions.user_count:,} users, {interactions.item_count:,} items, {interactions.event_count:,} events")
     format_text = ", ".join(f"{key} = {_toml(value)}" for key, value in form.items())
     lines = [f"log = {_toml(str(layout.log))}", f"format = {{ {format_text} }}"]
+    if items is not None:
+        columns = item_columns(items, str(form["item"]) if "item" in form else None, interactions.item_ids, False, scratch)
+        layout.notes.extend(columns.notes)
+        lines += _items_lines(items, columns)
     if interactions.order == "none" and kind not in (None, "otm-sequence", "neighbours"):
         window = int(np.clip(np.quantile(length_U, 0.95), 1, MOST_IN_WINDOW))
         more = [f"windows = [{window}] # lists have no order: one window, as long as 95 of 100 lists", "targets = 20"]
         lines += ["", "[instances]", *more]
-    return kind or "otm-sequence", [*lines, *_repeats(layout, interactions)]
+    lines += _repeats(layout, interactions)
+    return _Found(kind or "otm-sequence", lines, layout.notes)
 
 
 def _repeats(layout: Layout, interactions: Interactions) -> list[str]:

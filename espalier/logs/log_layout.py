@@ -142,11 +142,13 @@ class Layout:
         return {"bad_rows": "skip"}
 
 
-def look(log: Path, column_options: Mapping[str, str | None], scratch: Path) -> Layout:
+def look(log: Path, column_options: Mapping[str, str | None], scratch: Path, quote: str | None = None, has_header: bool = False) -> Layout:
     """The layout of a file, or of a folder of Parquet. Raises InvalidData, which names the log, the line and what is wrong.
 
     column_options  as in Layout
     scratch         a folder for the unzipped copy of a gzipped Parquet file
+    quote           around fields of text, empty for none; None: by the first rows
+    has_header      the first line of text names columns, whatever their names are
     """
     if not str(log).isprintable():  # surrogates of a name that is not UTF-8, too
         raise InvalidData("log", str(log).encode("utf-8", "backslashreplace").decode(), "a name in UTF-8 without control characters")
@@ -164,7 +166,7 @@ def look(log: Path, column_options: Mapping[str, str | None], scratch: Path) -> 
         lines.pop()  # the sample ends inside this line
     form: dict[str, Any] = {} if encoding == "utf-8" else {"encoding": encoding}
     notes = [] if encoding == "utf-8" else [f"encoding {encoding}, by the bytes of the file: if letters look wrong, write another"]
-    return _text(log, lines[:ROWS], column_options, form, notes)
+    return _text(log, lines[:ROWS], quote, has_header, column_options, form, notes)
 
 
 def _check_compression(log: Path) -> None:
@@ -187,16 +189,26 @@ def _is_array(line: str) -> bool:
     return False
 
 
-def _text(log: Path, lines: list[str], column_options: Mapping[str, str | None], form: dict[str, Any], notes: list[str]) -> Layout:
+def _text(
+    log: Path,
+    lines: list[str],
+    quote: str | None,
+    has_header: bool,
+    column_options: Mapping[str, str | None],
+    form: dict[str, Any],
+    notes: list[str],
+) -> Layout:
     """A table, if some separator splits nearly all lines into the same number of fields, at least two; otherwise lists of ids.
 
     form, notes  of Layout, as far as they are known
     """
     if lines and (re.match(r"(\[\s*)?\{|\[\s*$", lines[0]) or _is_array(lines[0])):
         raise InvalidData(f"{log.name}: first line", lines[0], "CSV, TSV, lists of ids or Parquet, and this looks like JSON")
-    splits = [_split(lines, separator) for separator in SEPARATORS]
+    splits = [_split(lines, separator, quote) for separator in SEPARATORS]
     splits = [split for split in splits if split.rows and len(split.rows[0]) > 1 and min(map(len, split.full_rows)) > 1]
-    tables = [split for split in splits if len(split.full_rows) == len(split.rows) or _is_header(split.rows[0], column_options)]
+    tables = [
+        split for split in splits if len(split.full_rows) == len(split.rows) or has_header or _is_header(split.rows[0], column_options)
+    ]
     tables = [split for split in tables if len(split.rows) - len(split.full_rows) <= len(split.rows) * MOST_BAD]
     names_in_options = _names_in(column_options)
 
@@ -211,7 +223,7 @@ def _text(log: Path, lines: list[str], column_options: Mapping[str, str | None],
     if lists and 2 * sum(len(row) < 2 for row in lists) >= len(lists):  # a few users without an item are left out
         raise _other_fields(log, form, split, expected)
     first_row, *later_rows = split.full_rows
-    is_header = _is_header(first_row, column_options)
+    is_header = has_header or _is_header(first_row, column_options)
     if not tables:
         if is_header or any(" " in cell or not cell for row in lists for cell in row):
             raise _other_fields(log, form, split, expected)
@@ -265,13 +277,15 @@ class _Split:
         return [row for row in self.rows if len(row) == len(self.rows[0])]
 
 
-def _split(lines: list[str], separator: str) -> _Split:
-    """Split with the quote that gives the largest share of full rows. At ties, single quotes win if most lines have such fields."""
+def _split(lines: list[str], separator: str, quote: str | None) -> _Split:
+    """Split with the quote; if it is None, with that which gives the largest share of full rows. At ties, single quotes win if most lines
+    have such fields.
+    """
     if len(separator) > 1:
         return _Split(separator, '"', [line.split(separator) for line in lines])
     single = quoted_fields(separator, "'")
     most_single = 2 * sum(single.findall(line)[-1:] == ["'"] for line in lines) > len(lines)
-    quotes = ("'", '"', "") if most_single else ('"', "")
+    quotes = (quote,) if quote is not None else ("'", '"', "") if most_single else ('"', "")
     splits = [_Split(separator, quote, _rows(lines, separator, quote)) for quote in quotes]
     return max(splits, key=lambda split: (len(split.full_rows) / max(1, len(split.rows)), len(split.full_rows)))
 

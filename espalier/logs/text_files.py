@@ -49,6 +49,10 @@ UNDECODABLE = "espalier.undecodable"
 codecs.register_error(UNDECODABLE, lambda error: ("\udc80", getattr(error, "end", 0)))
 
 
+class EndlessQuotes(InvalidData):
+    """A quote begins a field that no quote ends."""
+
+
 @dataclass(frozen=True)
 class TextTableFile:
     """A text file and its format.
@@ -201,8 +205,8 @@ def _record_lines(table: TextTableFile) -> Iterator[int]:
         raise _endless_quotes(table, begin)
 
 
-def _endless_quotes(table: TextTableFile, line: int) -> InvalidData:
-    return InvalidData(f"{table.path.name}: line {line}", table.quote, f"quotes that end with a field{_unquoted(table)}")
+def _endless_quotes(table: TextTableFile, line: int) -> EndlessQuotes:
+    return EndlessQuotes(f"{table.path.name}: line {line}", table.quote, f"quotes that end with a field{_unquoted(table)}")
 
 
 def quoted_fields(separator: str, quote: str) -> re.Pattern[str]:

@@ -194,7 +194,11 @@ NO_TIME = r"row 3 \(from 0\), column timestamp: got null, expected an ISO 8601 d
             r"^data frame: column user: got 'double 0\.5', expected strings, or whole numbers below 2\^53, in column 'user': convert",
         ),
         (log(), {"query": "user"}, "^user, query: got \"'user' and 'user'\", expected one of them: histories have users"),
-        (log(), {"items": pl.DataFrame({"no": ["i0-1"]})}, r"^items: got \['no'\], expected a column named 'id'"),
+        (
+            log(),
+            {"items": pl.DataFrame({"no": ["i0-1"]})},
+            r"^items: got \['no'\], expected a column of ids, `id` or with the name of the log's: say which with item=.NAME",
+        ),
     ],
 )
 def test_errors_of_a_frame_name_its_rows_and_what_python_says(data: pl.DataFrame, columns: dict[str, Any], message: str) -> None:

@@ -77,7 +77,7 @@ def test_text_that_is_no_table_is_refused(tmp_path: Path) -> None:
         ("name,year\na,1\n", "a column named 'id'"),
         ("", "a column named 'id'"),
         ("id,a\n1,2,3\n", r"items.csv: line 2: got '1,2,3', expected 2 fields, not 3; data\.items_format\.bad_rows = .skip. leaves"),
-        ("id;a\n1;2\n", "a column named 'id'; .* data.items_format.separator"),
+        ("id;a\n1;2\n", "a column named 'id', or data.items_id = .*; .* data.items_format.separator"),
     ):
         file.write_text(text)
         with pytest.raises((InvalidConfig, InvalidData), match=expected):
@@ -271,7 +271,7 @@ def test_items_of_a_log_of_texts_are_ids_as_in_other_logs(tmp_path: Path) -> Non
         with pytest.raises(InvalidData, match=r"^log\.parquet: column item: got .*, expected strings"):
             items(wrong)
     pl.DataFrame({"id": [3.0, 17.0], "title": ["a", "b"]}).write_parquet(file)
-    assert preparing._table(file, TextTable()).column("id").to_pylist() == ["3", "17"], "so are those of the item table"
+    assert item_table(file, None, TextTable()).column("id").to_pylist() == ["3", "17"], "so are those of the item table"
 
 
 @pytest.mark.parametrize("empty", ["", None])
@@ -498,8 +498,8 @@ def prepared(folder: Path, data: str) -> None:
 @pytest.mark.parametrize(
     ("items", "expected"),
     [
-        (None, r"items\.parquet: got .*No such file"),
-        (b"PAR1 and nothing else", r"items\.parquet: got .*, expected a readable Parquet file"),
+        (None, r"data\.items: got .*items\.parquet', expected a Parquet, CSV or TSV file that exists"),
+        (b"PAR1 and nothing else", r"data\.items: got .*items\.parquet', expected a readable Parquet file"),
         ([{"a": 1}, {"a": 2}], "column id: got 'struct.*', expected strings or integers in column 'id'"),
     ],
 )

@@ -424,6 +424,25 @@ def test_new_finds_out_what_a_log_looks_like_and_the_log_is_read_so(tmp_path: Pa
     assert lists(read(log, **found)) == EXPECTED
 
 
+@pytest.mark.parametrize("query", [False, True], ids=["histories", "texts"])
+def test_quotes_of_which_some_do_not_end_are_characters_unless_fields_are_in_quotes(tmp_path: Path, query: bool) -> None:
+    header = "query,item,title" if query else "user,item,title"
+    rows = [f"u{row % 9},é{row % 5},plain" for row in range(2000)]
+    rows[1500], rows[1700] = 'u0,é0,"7 inch', 'u1,é1,"9 inch'
+    log = tmp_path / "log.csv"
+    log.write_text("\n".join([header, *rows, ""]))
+    raw, written = new(log)
+    assert (raw["data"] if query else raw["data"]["format"])["quote"] == ""
+    assert "# - quotes around fields: none, since fields fit so" in written
+    assert written.count("column 'item', by its name") == 1
+    assert "2,000 rows" in written if query else "2,000 events" in written
+    rows[3] = 'u3,é3,"a title"'
+    log.write_text("\n".join([header, *rows, ""]))
+    key = "data.quote" if query else "data.format.quote"
+    with pytest.raises(InvalidData, match=rf"log\.csv: line 1502: got '\"', expected quotes that end with a field; .* {key} = \"\""):
+        new(log)
+
+
 def broken(every: int, rows: int = 200) -> bytes:
     """One row in `every` is broken, in four ways."""
     wrong = [b"u1,i3", b"u1,,1700000000", b"u1,i3,soon", b"u1,\xe9,1700000000"]

@@ -19,7 +19,7 @@ from espalier.logs.log_values import BadRows, RowSource, empty_rows, table_row
 from espalier.logs.parquet_logs import is_parquet
 from espalier.logs.text_files import other_separator, whole_table
 from espalier.masks.filters import is_list
-from espalier.wording import either
+from espalier.wording import configured, either
 
 from ..specification.log_format import TextTable
 
@@ -35,45 +35,59 @@ FORMS = {
 """Type of a text column → pattern of all its values."""
 
 
-def item_table(file: Path | None, ids: pa.Array, form: TextTable) -> ItemTable:
-    """The table of these items, with the columns of a file with a column `id`. Items that the file lacks are null.
+def item_table(file: Path, ids: pa.Array | None, form: TextTable, id_column: str = "id") -> ItemTable:
+    """The table of these items, with the columns of a file. Items that the file lacks are null.
 
-    form  format of a text file
+    ids        None: those of the file
+    form       format of a text file
+    id_column  the file's column of ids, `id` in the table
 
     Text columns become integers, floats or booleans if all their values can, else strings. Empty fields are null.
     """
-    if file is None:
-        return ItemTable.build(pa.table({"id": ids}))
     if not file.is_file():
         raise _refused(str(file), "a Parquet, CSV or TSV file that exists")
     try:
-        table, position = (pq.read_table(file), table_row) if is_parquet(file) else _read_text(file, form)
+        table, position = (pq.read_table(file), table_row) if is_parquet(file) else _read_text(file, form, id_column)
     except (pa.ArrowException, OSError) as error:
         expected = f"a readable Parquet file ({str(error).splitlines()[0]})"
         raise _refused(str(file), expected) from error
-    column = position_of(table.column_names, "id")
+    column = position_of(table.column_names, id_column)
     if column is None:
         separator_hint = "" if is_parquet(file) else other_separator(form.file(file), table.column_names)
-        raise _refused(table.column_names, f"a column named 'id'{separator_hint}")
-    table = table.rename_columns([*table.column_names[:column], "id", *table.column_names[column + 1 :]])
-    file_ids = RowSource(file.name, {"id": "id"}, position).strings("id", table.column("id").combine_chunks()).cast(pa.large_string())
+        key = configured(", or data.items_id = the name of that of the ids")
+        raise _refused(table.column_names, f"a column named {id_column!r}{key}{separator_hint}")
+    table = _with_ids(table, column)
+    file_ids = RowSource(file.name, {"id": id_column}, position).strings("id", table.column("id").combine_chunks()).cast(pa.large_string())
     if not len(file_ids):
         raise _refused("no rows", "at least one item")
     if len(empty := empty_rows(file_ids)):
         row = int(empty[0])
         without = f"{len(empty):,} of {len(file_ids):,} rows have none"
-        raise InvalidData(f"{file.name}: {position(row)}, column id", file_ids[row].as_py(), f"an id in column 'id'; {without}")
+        field = f"{file.name}: {position(row)}, column {id_column}"
+        raise InvalidData(field, file_ids[row].as_py(), f"an id in column {id_column!r}; {without}")
     counts = pc.value_counts(file_ids)
     if len(counts) != len(file_ids):
         repeated = counts.filter(pc.greater(counts.field("counts"), 1))[0].as_py()["values"]
         rows = pc.indices_nonzero(pc.equal(file_ids, repeated)).to_pylist()
-        raise InvalidData(f"{file.name}: {position(rows[1])}, column id", repeated, f"each id once; {position(rows[0])} has it, too")
-    rows = pc.index_in(ids.cast(pa.large_string()), file_ids)
-    if rows.null_count == len(rows):
-        raise _refused(file_ids.slice(0, 3).to_pylist(), f"ids of the log's items, such as {ids[0].as_py()!r}")
-    _log_matches(file.name, ids, file_ids, rows)
+        expected = f"each id once; {position(rows[0])} has it, too"
+        raise InvalidData(f"{file.name}: {position(rows[1])}, column {id_column}", repeated, expected)
+    if ids is None:
+        ids, rows = file_ids, pa.array(np.arange(len(file_ids)))
+    else:
+        rows = _rows_of(file.name, ids, file_ids)
     columns = [ids if name == "id" else as_json(column).take(rows) for name, column in zip(table.column_names, table.columns, strict=True)]
     return ItemTable.build(pa.table(columns, names=table.column_names))
+
+
+def _with_ids(table: pa.Table, position: int) -> pa.Table:
+    """The table whose column at a position is named `id`. Another column of that name is left out."""
+    other = position_of(table.column_names, "id")
+    names = ["id" if column == position else name for column, name in enumerate(table.column_names)]
+    table = table.rename_columns(names)
+    if other in (None, position):
+        return table
+    log.info("ids are in another column than 'id', which is left out")
+    return table.remove_column(other)
 
 
 def as_json(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -102,29 +116,35 @@ def _as_json(column: pa.Array) -> pa.Array:
     return column.cast(pa.string()) if pt.is_string_view(kind) else column
 
 
-def _log_matches(name: str, ids: pa.Array, file_ids: pa.ChunkedArray, rows: pa.Array) -> None:
-    """Log how many items have a row: ids of another form match none, or a few by accident."""
+def _rows_of(name: str, ids: pa.Array, file_ids: pa.ChunkedArray) -> pa.Array:
+    """The row of each item in a file, null for items that it lacks. Logs how many it has: ids of another form match none, or a few by
+    accident. Raises InvalidConfig if it has none.
+    """
+    rows = pc.index_in(ids.cast(pa.large_string()), file_ids)
+    if rows.null_count == len(rows):
+        raise _refused(file_ids.slice(0, 3).to_pylist(), f"ids of the log's items, such as {ids[0].as_py()!r}")
     matches = len(rows) - rows.null_count
     counts = f"{name}: rows for {matches:,} of {len(rows):,} items; {len(file_ids) - matches:,} unused rows"
     if 2 * matches >= len(rows):
         log.info(counts)
-        return
+        return rows
     unused = file_ids.filter(pc.invert(pc.is_in(file_ids, ids.cast(file_ids.type))))
     item, example = ids.filter(pc.is_null(rows))[0].as_py(), (unused if len(unused) else file_ids)[0].as_py()
     log.warning("WARNING: %s. Item %r has none, for example; ids there are such as %r", counts, item, example)
+    return rows
 
 
 def _refused(value: object, expected: str) -> InvalidConfig:
     return InvalidConfig(either("data.items", "items"), value, expected)
 
 
-def _read_text(file: Path, form: TextTable) -> tuple[pa.Table, Callable[[int], str]]:
-    """The table, and the line of each row in words."""
+def _read_text(file: Path, form: TextTable, id_column: str) -> tuple[pa.Table, Callable[[int], str]]:
+    """The table, its ids being strings, and the line of each row in words."""
     bad_rows = BadRows(form.bad_rows, form.SECTION)
     table, source = whole_table(form.file(file), None, bad_rows)
     bad_rows.rows_read += len(table)
     bad_rows.finish()
-    ids = position_of(table.column_names, "id")
+    ids = position_of(table.column_names, id_column)
     columns = [column if position == ids else _typed(column, form) for position, column in enumerate(table.columns)]
     return pa.table(columns, names=table.column_names), source.position
 

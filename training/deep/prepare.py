@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import torch
 
 from espalier.arrays import Bool, Float32
@@ -101,7 +102,11 @@ def prepare(config: DeepConfig, data: Path | None, work: Path, shared: Path | No
     run_journal, start = shared_run_journal(journal or config.earlier_model, config.earlier_model, shared or work)
     if run_journal is not None:
         split = with_journal(split, run_journal.items, work)
-    items = item_table(config.data.items, split.lists.item_ids, config.data.items_format)
+    ids, data_config = split.lists.item_ids, config.data
+    if data_config.items is None:
+        items = ItemTable.build(pa.table({"id": ids}))
+    else:
+        items = item_table(data_config.items, ids, data_config.items_format, data_config.items_id)
     if run_journal is not None:
         items = with_live_fields(items, run_journal.items, run_journal.held_through)
     earlier = None

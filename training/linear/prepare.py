@@ -188,7 +188,7 @@ def _from_points(config: LinearConfig, data: XmcData | NpzData, run_journal: Run
         train, test = train.take(training), train.take(held_out)
     labels = train.labels.shape[1]
     ids = pa.array(np.arange(labels)).cast(pa.large_string())
-    items = ItemTable.build(pa.table({"id": ids})) if data.items is None else _table(data.items, data.items_format)
+    items = ItemTable.build(pa.table({"id": ids})) if data.items is None else _table(data.items, data)
     if len(items) != labels:
         raise InvalidData(str(data.items), f"{len(items)} items", f"{labels}, one per label, in their order")
     if run_journal is not None:
@@ -221,7 +221,7 @@ def _check_size(data: XmcData | NpzData, train: LabelledPoints) -> None:
 
 def _from_texts(config: LinearConfig, data: LogData, run_journal: RunJournal | None, vectoriser: Vectoriser | None) -> Prepared:
     bad_rows = BadRows(data.bad_rows, data.SECTION)
-    items = None if data.items is None else _table(data.items, data.items_format)
+    items = None if data.items is None else _table(data.items, data)
     known_items = None if items is None else _known_items(items, run_journal, "the item table")
     pairs = pl.DataFrame(schema=PAIRS) if data.train is None else _with_one_text_each(_read_pairs(data, data.train, bad_rows, known_items))
     if items is None:
@@ -230,7 +230,7 @@ def _from_texts(config: LinearConfig, data: LogData, run_journal: RunJournal | N
     for name in data.own_texts:
         if name not in items.fields:  # files ignore case, but fields of live items have these names
             raise InvalidConfig("data.own_texts", name, f"some of the item table's columns: {', '.join(items.fields)}")
-    columns = _columns(read_columns(_existing(data.items), data.own_texts, data.items_format)) if data.own_texts else []
+    columns = _own_texts(data) if data.own_texts else []
     queries = _other_queries(pairs.select(pl.col("query").unique(maintain_order=True)), columns)
     if data.test is not None:
         test_pairs, test_source = _read_pairs(data, data.test, BadRows(data.bad_rows, data.SECTION), known_items), OF_TEST
@@ -284,6 +284,11 @@ def _from_texts(config: LinearConfig, data: LogData, run_journal: RunJournal | N
     people_queries = LabelledTexts([train_texts.texts[row] for row in people_rows.tolist()], train_texts.labels[people_rows])
     common = _fingerprint(config), relevance, smoothing, people_queries, columns, run_journal, bad_rows.counts
     return Prepared(train, test, written_queries, items, own_texts, kind, vectoriser, test_source, *common)
+
+
+def _own_texts(data: LogData) -> list[list[str]]:
+    names = [data.items_id if name == "id" else name for name in data.own_texts]
+    return _columns(read_columns(_existing(data.items), names, data.items_format))
 
 
 def _columns(frame: pl.DataFrame) -> list[list[str]]:
@@ -381,8 +386,8 @@ def _texts_by_id(file: Path, columns: tuple[str, ...], form: TextTable) -> pl.Da
     return texts
 
 
-def _table(file: Path, form: TextTable) -> ItemTable:
-    return item_table(file, _ids(file, read_columns(file, ["id"], form)).to_arrow(), form)
+def _table(file: Path, data: XmcData | NpzData | LogData) -> ItemTable:
+    return item_table(file, None, data.items_format, data.items_id)
 
 
 def _ids(file: Path, frame: pl.DataFrame) -> pl.Series:

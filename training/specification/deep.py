@@ -39,7 +39,9 @@ class DataConfig(Section):
     log: Path
     """the log. `--data` reads another one"""
     items: Path | None = None
-    """item table with a column `id`. Parquet or text"""
+    """item table. Parquet or text"""
+    items_id: str = "id"
+    """column of its ids"""
     items_format: TextTable = TextTable()
     """how `data.items` is read, if it is text"""
     format: LogFormat = CsvFormat()

@@ -28,7 +28,9 @@ class _Data(Section):
     test: Path | None = None
     """test data, in the same format. Nothing is chosen by it"""
     items: Path | None = None
-    """item table with a column `id`. Parquet or text"""
+    """item table. Parquet or text"""
+    items_id: str = "id"
+    """column of its ids"""
     items_format: TextTable = TextTable()
     """how `data.items` and other tables than the log are read, if they are text"""
     test_share: float = Field(default=0.1, ge=0, lt=1)
