@@ -16,7 +16,6 @@ import pyarrow as pa
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.logs.log_columns import NAMES, position_of, word_of
 from espalier.logs.log_layout import Layout, look
-from espalier.logs.log_times import time_type
 from espalier.logs.log_values import present
 from espalier.logs.text_files import EndlessQuotes, separator_of
 from espalier.masks.filters import is_list
@@ -73,7 +72,7 @@ def item_columns(file: Path, item: str | None, ids: pa.Array | None, are_searche
             return ItemColumns(form, items_id, [], notes)
         others = {str(name): values for name, values in layout.values.items() if name != items_id and str(name).casefold() != "id"}
         columns = others | {"id": layout.values[items_id]}
-        searched = [name for name, values in columns.items() if are_words(values, form.get("decimal", "."))]
+        searched = [name for name, values in columns.items() if are_words(values)]
         not_searched = ", ".join(name for name in columns if name not in searched)
         notes.append(f"searched are its columns of words: {', '.join(searched) or 'none'}; not searched: {not_searched or 'none'}")
         return ItemColumns(form, items_id, searched, notes)
@@ -105,12 +104,12 @@ def _id_column(layout: Layout, item: str | None) -> str:
     return usual_names[0]
 
 
-def are_words(values: pa.Array, decimal: str = ".") -> bool:
+def are_words(values: pa.Array) -> bool:
     """Whether a column of a table's first rows has words that people search for."""
     values = present(values)
     if is_list(values.type):
         values = pa.array([" ".join(map(str, filter(None, entries))) for entries in values.to_pylist()], pa.string())
-    if not (pa.types.is_string(values.type) or pa.types.is_large_string(values.type)) or time_type(values, decimal) is not None:
+    if not (pa.types.is_string(values.type) or pa.types.is_large_string(values.type)):
         return False
     texts = values.to_pylist()
     words_of_text = [[] if NO_WORDS.fullmatch(text.strip()) else WORD.findall(text) for text in texts]

@@ -96,7 +96,7 @@ def _of_log(log: Path, kind: str | None, column_options: Mapping[str, str | None
         return read_with_or_without_quotes(lambda quote: look(log, column_options, scratch, quote), found)
     except InvalidData as error:
         if items is None and not any(column_options.values()) and _is_of_items(log, scratch):
-            expected = f"{error.expected}. If these are items to search by text, say so with {option('items')}"
+            expected = f"{error.expected}. If these are items to search by text, say so with {option('items', log.name)}"
             raise InvalidData(error.field, error.value, expected) from error
         raise
 

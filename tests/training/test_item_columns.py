@@ -26,7 +26,7 @@ def shop(**columns: list[Any]) -> pl.DataFrame:
     numbers = range(SHOP)
     plain: dict[str, list[Any]] = {
         "id": list(numbers),
-        "sku": [f"{number:05}" for number in numbers],
+        "sku": [f"{number}.50" for number in numbers],
         "Name": [f"{'red shoe' if number % 2 else 'green tent'} {number}" for number in numbers],
         "brand": [f"Acme{chr(97 + number % 20)}" for number in numbers],
         "text": [f'a thing, "{number}" inches wide' for number in numbers],
@@ -111,14 +111,21 @@ def test_ids_are_in_the_column_of_the_logs_name_or_id_or_a_usual_name(
     log.write_text(f"user,{name}\n" + "".join(f"{user},{int(row[1:]):05}\n" for user, row, _ in rows()))
     data = configuration(tmp_path, log, tmp_path / "items.csv", item=name)["data"]
     assert data["items"] == str(tmp_path / "items.csv")
-    assert data.get("items_id", "ID" if expected == "ID" else "id") == expected
+    assert data.get("items_id") == (None if expected in ("id", "ID") else expected)
     assert "own_texts" not in data
+
+
+def test_a_log_of_histories_has_the_fields_of_its_items(tmp_path: Path) -> None:
+    log = pl.DataFrame([(user, item, at) for user, item, at in rows()], ["user", "item", "at"], orient="row")
+    items = pl.DataFrame({"id": ["x"] * ITEMS, "item": [f"i{number}" for number in range(ITEMS)], "number": range(ITEMS)})
+    found = espalier.fit(log, user="user", time="at", items=items, kind="neighbours").search([["i3"]], m=5, fields=["number"])
+    assert [f"i{number}" for number in found["number"]] == found["item"].to_list()
 
 
 def test_a_log_of_texts_has_a_table_whose_words_are_searched_too(tmp_path: Path) -> None:
     shop().write_csv(tmp_path / "items.csv")
     log = tmp_path / "searches.csv"
-    log.write_text("query,sku\n" + "".join(f"shoe {number},{number:05}\n" for number in range(SHOP)))
+    log.write_text("query,sku\n" + "".join(f"shoe {number},{number}.50\n" for number in range(SHOP)))
     data = configuration(tmp_path, log, tmp_path / "items.csv")["data"]
     assert (data["train"], data["item"], data["items_id"]) == (str(log), "sku", "sku")
     assert data["own_texts"] == ["Name", "brand", "text"]
@@ -135,9 +142,9 @@ def test_python_searches_a_table_without_a_log() -> None:
     model = espalier.fit(items=shop(), item="sku")
     found = model.search(["tent of 6 inches"], m=1, fields=["Name", "price"])
     assert isinstance(found, pl.DataFrame)
-    assert found.row(0)[2] == "00006"
+    assert found.row(0)[2] == "6.50"
     assert found.row(0)[4:] == ("green tent 6", 6.5)
-    assert model.search(["acmec shoe"], m=1)["item"][0] in ("00002", "00022")
+    assert model.search(["acmec shoe"], m=1)["item"][0] in ("2.50", "22.50")
     with pytest.raises(InvalidConfig, match=r"^log is missing; expected a log, or a table of items \(items\)"):
         espalier.fit()
 
@@ -181,7 +188,7 @@ def test_tables_that_cannot_be_searched_are_refused(tmp_path: Path) -> None:
 def test_a_table_that_is_taken_for_a_log_is_recognised(tmp_path: Path) -> None:
     for columns in (["sku", "Name", "text"], ["id", "Name"]):
         shop().select(columns).write_csv(tmp_path / "shop.csv")
-        with pytest.raises(InvalidData, match=r"If these are items to search by text, say so with --items$"):
+        with pytest.raises(InvalidData, match=r"If these are items to search by text, say so with --items shop\.csv$"):
             configuration(tmp_path, tmp_path / "shop.csv", None)
     shop().select("sku", "price").write_csv(tmp_path / "shop.csv")
     with pytest.raises(InvalidData) as error:
