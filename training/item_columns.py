@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.logs.log_columns import NAMES, position_of, word_of
 from espalier.logs.log_layout import Layout, look
-from espalier.logs.log_values import present
+from espalier.logs.log_values import is_text_type, present
 from espalier.logs.text_files import EndlessQuotes, separator_of
 from espalier.masks.filters import is_list
 from espalier.wording import option
@@ -48,7 +49,8 @@ class ItemColumns:
 def item_columns(file: Path, item: str | None, ids: pa.Array | None, are_searched: bool, scratch: Path) -> ItemColumns:
     """The columns of a table, all of which is read, so that its errors come up now.
 
-    item          the log's column of item ids, or None. The table's has the same name; or `id`; or else a usual name
+    item          the log's column of item ids, or None. The table's has the same name; or `id`; or a usual name; or it is the first one,
+                  if its values are all different and no texts
     ids           the log's items; None: the table's
     are_searched  by their texts
     Raises InvalidData and InvalidConfig.
@@ -98,10 +100,19 @@ def _id_column(layout: Layout, item: str | None) -> str:
         if position is not None:
             return names[position]
     usual_names = [name for name in names if word_of(name) in NAMES["item"]]
-    if len(usual_names) != 1:
-        expected = f"a column of ids, `id` or with the name of the log's: say which with {option('item', 'NAME')}"
-        raise InvalidConfig(option("items"), names, expected)
-    return usual_names[0]
+    if len(usual_names) == 1:
+        return usual_names[0]
+    if not usual_names and names[0].strip() and _are_different_ids(next(iter(layout.values.values()))):
+        return names[0]
+    expected = f"a column of ids, `id` or with the name of the log's: say which with {option('item', 'NAME')}"
+    raise InvalidConfig(option("items"), names, expected)
+
+
+def _are_different_ids(values: pa.Array) -> bool:
+    if is_text_type(values.type):
+        is_id = pc.match_substring_regex(values, r"^\S+$")
+        return len(values.unique()) == len(values) and bool(pc.all(is_id, skip_nulls=False).as_py())
+    return pa.types.is_integer(values.type) and len(values.unique()) == len(values)
 
 
 def are_words(values: pa.Array) -> bool:
@@ -109,7 +120,7 @@ def are_words(values: pa.Array) -> bool:
     values = present(values)
     if is_list(values.type):
         values = pa.array([" ".join(map(str, filter(None, entries))) for entries in values.to_pylist()], pa.string())
-    if not (pa.types.is_string(values.type) or pa.types.is_large_string(values.type)):
+    if not is_text_type(values.type):
         return False
     texts = values.to_pylist()
     words_of_text = [[] if NO_WORDS.fullmatch(text.strip()) else WORD.findall(text) for text in texts]

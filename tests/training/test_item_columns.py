@@ -99,6 +99,7 @@ def test_a_table_alone_is_searched_by_its_words(tmp_path: Path, suffix: str) -> 
         (["ID", "product_id"], "product", "ID"),
         (["product_id", "text"], "other", "product_id"),
         (["product_id", "Other"], "other", "Other"),
+        (["code", "text"], "other", "code"),
     ],
 )
 def test_ids_are_in_the_column_of_the_logs_name_or_id_or_a_usual_name(
@@ -169,9 +170,11 @@ def test_tables_that_cannot_be_searched_are_refused(tmp_path: Path) -> None:
     shop().select("sku", "price").write_csv(file)
     with pytest.raises(InvalidData, match=r"^shop\.csv: got 'no column of words', expected texts to search"):
         configuration(tmp_path, None, file)
-    shop().select(pl.col("sku").alias("code"), "Name").write_csv(file)
-    with pytest.raises(InvalidConfig, match=r"^--items: got \['code', 'Name'\], expected a column of ids, .* with --item NAME"):
-        configuration(tmp_path, None, file)
+    for first in (["Name"], ["state"], ["text"], [pl.col("sku").alias("")]):
+        shop().select(*first, pl.col("sku").alias("code")).write_csv(file)
+        with pytest.raises(InvalidConfig, match=r"^--items: got \[.*, 'code'\], expected a column of ids, .* with --item NAME"):
+            configuration(tmp_path, None, file)
+    shop().select("Name", pl.col("sku").alias("code")).write_csv(file)
     assert configuration(tmp_path, None, file, item="code")["data"]["items_id"] == "code"
     shop(sku=["1"] * SHOP).write_csv(file)
     with pytest.raises(InvalidData, match=r"^shop\.csv: line 3, column sku: got '1', expected each id once; line 2 has it, too"):
