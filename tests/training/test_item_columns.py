@@ -193,6 +193,9 @@ def test_a_table_that_is_taken_for_a_log_is_recognised(tmp_path: Path) -> None:
         shop().select(columns).write_csv(tmp_path / "shop.csv")
         with pytest.raises(InvalidData, match=r"If these are items to search by text, say so with --items shop\.csv$"):
             configuration(tmp_path, tmp_path / "shop.csv", None)
+        with pytest.raises(InvalidData) as error:
+            configuration(tmp_path, tmp_path / "shop.csv", None, user="nobody")
+        assert "--items" not in str(error.value)
     shop().select("sku", "price").write_csv(tmp_path / "shop.csv")
     with pytest.raises(InvalidData) as error:
         configuration(tmp_path, tmp_path / "shop.csv", None)
