@@ -135,8 +135,9 @@ def test_a_log_of_texts_has_a_table_whose_words_are_searched_too(tmp_path: Path)
 def test_words_of_ids_are_searched_wherever_ids_are(tmp_path: Path) -> None:
     """`id` among own texts is the model's column of ids, not that of the file."""
     names = [f"red-shoe-{chr(97 + number % 26)}-{number}" for number in range(SHOP)]
-    found = espalier.fit(items=shop(sku=names).drop("Name", "text", "brand"), item="sku").search(["red shoe b"], m=1)
-    assert found["item"].to_list() in ([names[1]], [names[27]])
+    found = espalier.fit(items=shop(sku=names).drop("Name", "text", "brand").to_arrow(), item="sku").search(["red shoe b"], m=1)
+    assert isinstance(found, pa.Table)  # as the items were
+    assert found["item"].to_pylist() in ([names[1]], [names[27]])
 
 
 def test_python_searches_a_table_without_a_log() -> None:
