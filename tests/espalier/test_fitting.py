@@ -196,7 +196,7 @@ NO_TIME = r"row 3 \(from 0\), column timestamp: got null, expected an ISO 8601 d
         (log(), {"query": "user"}, "^user, query: got \"'user' and 'user'\", expected one of them: histories have users"),
         (
             log(),
-            {"items": pl.DataFrame({"no": ["i0-1"]})},
+            {"items": pl.DataFrame({"no": ["i0-1", "i0-1"]})},
             r"^items: got \['no'\], expected a column of ids, `id` or with the name of the log's: say which with item=.NAME",
         ),
     ],
