@@ -15,12 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from espalier.errors import MISSING, EspalierError, InvalidConfig, InvalidData
-from espalier.logs.log_columns import EPOCHS, LAST_MICROSECOND, MOST_BAD, Column, check_unit, position_of
+from espalier.logs.log_columns import EPOCHS, LAST_MICROSECOND, MOST_BAD, NAMES, Column, check_unit, position_of, word_of
 from espalier.logs.log_layout import POSITIONS, Layout, look
-from espalier.logs.log_values import MICROSECONDS, BadRows, BadRowsPolicy
+from espalier.logs.log_values import MICROSECONDS, BadRows, BadRowsPolicy, present
 from espalier.logs.text_files import separator_of
+from espalier.masks.filters import is_list
 from espalier.wording import either, option
 
 from .data.interactions import Interactions, lists_ascend, read_interactions
@@ -34,8 +37,13 @@ if TYPE_CHECKING:
     import polars as pl
 
 MOST_IN_WINDOW = 200
+VECTOR_KIND = "otm-robust"
+WEIGHT_NAMES = {"weight", "count", "times", "clicked", "clicks", "ordered", "orders", "bought", "purchased", "purchases", "conversions"}
 MANY_REPEATS = 0.2
 """If at least this share of the events is of items that the user had before, as in logs of songs, to find these is part of the task."""
+
+ALIKE = 0.9
+"""If at least this share of a user's events at one time are of one item, events were written twice."""
 
 
 def write_configuration(
@@ -86,7 +94,8 @@ def _of_log(log: Path, kind: str | None, column_options: Mapping[str, str | None
             raise InvalidData(log.name, "no rows", "events")
         query = layout.column("query", is_needed=kind in LINEAR_KINDS) if kind in (None, *LINEAR_KINDS) else None
         if query is None:
-            return _histories(layout, kind, items, scratch)
+            vector = _vector_column(layout) if kind in (None, VECTOR_KIND) else None
+            return _histories(layout, kind, items, scratch) if vector is None else _vectors(layout, vector, items, scratch)
         if kind is None and column_options["query"] is None and layout.column("user", is_needed=False) is not None:
             expected = f"xr-linear for texts, or otm-sequence for lists of users, since {log.name} has both"
             raise InvalidConfig(option("kind"), MISSING, expected)
@@ -130,7 +139,7 @@ def _items_lines(file: Path, columns: ItemColumns) -> list[str]:
     if columns.items_id.casefold() != "id":
         lines.append(f"items_id = {_toml(columns.items_id)}")
     if columns.form:
-        lines.append(f"items_format = {{ {', '.join(f'{key} = {_toml(value)}' for key, value in columns.form.items())} }}")
+        lines.append(f"items_format = {_inline(columns.form)}")
     if columns.searched:
         lines.append(f"own_texts = {_toml(columns.searched)}")
     return lines
@@ -147,6 +156,43 @@ def _check_out(out: Path, inputs: Sequence[Path], force: bool) -> None:
         raise InvalidConfig("--out", str(out), "a file that does not exist yet, or --force to write over it")
 
 
+def _vector_column(layout: Layout) -> Column | None:
+    """The only column of lists of floats, of a log without users; else None."""
+    if layout.column_options["user"] is not None or any(word_of(name) in NAMES["user"] for name in layout.values):
+        return None
+    columns = [name for name, values in layout.values.items() if is_list(values.type) and pa.types.is_floating(values.type.value_type)]
+    return columns[0] if len(columns) == 1 else None
+
+
+def _vectors(layout: Layout, vector: Column, items: Path | None, scratch: Path) -> _Found:
+    """Of a log of query vectors. Their items are in the column of the option, of a usual name, or else the only other one."""
+    others = [name for name in layout.values if name != vector]
+    item = others[0] if len(others) == 1 else layout.column("item")
+    layout.notes.append(f"vectors: column {vector!r}, by its values; their items: column {item!r}")
+    layout.say_unused([vector, item])
+    form = {"format": "vectors", "vector": vector, "items": item}
+    interactions = read_interactions(layout.log, LOG_FORMAT.checked(form), scratch)
+    layout.notes.append(f"{interactions.user_count:,} vectors, {interactions.item_count:,} items, {interactions.event_count:,} pairs")
+    lines = [f"log = {_toml(str(layout.log))}", f"format = {_inline(form)}"]
+    if items is not None:
+        columns = item_columns(items, str(item), interactions.item_ids, False, scratch)
+        layout.notes.extend(columns.notes)
+        lines += _items_lines(items, columns)
+    return _Found(VECTOR_KIND, lines, layout.notes)
+
+
+def _weight_column(layout: Layout) -> Column | None:
+    """The only column that is named as one of weights, if its numbers can be weights."""
+    names = [name for name in layout.values if word_of(name) in WEIGHT_NAMES]
+    if len(names) != 1:
+        return None
+    try:
+        numbers = present(layout.values[names[0]]).cast(pa.float64())
+    except pa.ArrowException:
+        return None
+    return names[0] if len(numbers) and pc.min(numbers).as_py() >= 0 else None
+
+
 class _QueryLog(TextTable):
     SECTION = LogData.SECTION
 
@@ -154,8 +200,12 @@ class _QueryLog(TextTable):
 def _texts(layout: Layout, query: Column, kind: str, items: Path | None, scratch: Path) -> _Found:
     from .data.query_logs import read_log  # needs polars
 
-    item = layout.column("item")
-    layout.say_unused([query, item])
+    queries = [str(value) for value in present(layout.values[query]).to_pylist()]
+    if layout.column_options["query"] is None and not any(map(str.isalpha, "".join(queries))):
+        expected = f"texts, or lists of users: say which with {option('query', 'NAME')} or {option('user', 'NAME')}"
+        raise InvalidData(f"{layout.log.name}: column {query!r}", next(iter(queries), MISSING), expected)
+    item, weight = layout.column("item"), _weight_column(layout)
+    layout.say_unused([query, item, weight])
     form = {key: value for key, value in layout.form.items() if key in TextTable.model_fields}
     if form.get("separator") == separator_of(layout.log):
         del form["separator"]
@@ -163,7 +213,8 @@ def _texts(layout: Layout, query: Column, kind: str, items: Path | None, scratch
     def read(policy: BadRowsPolicy) -> tuple[pl.DataFrame, Mapping[str, int]]:
         bad_rows = BadRows(policy, LogData.SECTION)
         table = _QueryLog.model_validate(form | {"bad_rows": policy})
-        return read_log(layout.log, str(query), str(item), {}, table, bad_rows), bad_rows.counts
+        numbers = {} if weight is None else {"weight": str(weight)}
+        return read_log(layout.log, str(query), str(item), numbers, table, bad_rows), bad_rows.counts
 
     frame, bad_rows = read("skip")
     if _are_many(bad_rows, len(frame)):
@@ -171,6 +222,9 @@ def _texts(layout: Layout, query: Column, kind: str, items: Path | None, scratch
     form |= layout.bad_rows(bad_rows, "data")
     layout.notes.append(f"{len(frame):,} rows, {frame['query'].n_unique():,} texts, {frame['item'].n_unique():,} items")
     lines = ['format = "log"', f"train = {_toml(str(layout.log))}", f"query = {_toml(query)}", f"item = {_toml(item)}"]
+    if weight is not None:
+        layout.notes.append(f"weight: column {weight!r}, by its name; rows of weight 0 teach nothing")
+        lines.append(f"weight = {_toml(weight)}")
     lines += [f"{key} = {_toml(value)}" for key, value in form.items()]
     if items is None:
         return _Found(kind, lines, layout.notes)
@@ -199,8 +253,12 @@ def _histories(layout: Layout, kind: str | None, items: Path | None, scratch: Pa
         other_column = f"if another column names the users, say so with {option('user', 'NAME')}"
         raise InvalidData(f"{layout.log.name}: users", lone_users, f"{expected}; {other_column}")
     layout.notes.append(f"{interactions.user_count:,} users, {interactions.item_count:,} items, {interactions.event_count:,} events")
-    format_text = ", ".join(f"{key} = {_toml(value)}" for key, value in form.items())
-    lines = [f"log = {_toml(str(layout.log))}", f"format = {{ {format_text} }}"]
+    events, repeats, doubled = _repeats(interactions)
+    are_many, are_others = repeats >= MANY_REPEATS * events, repeats - doubled >= MANY_REPEATS * (events - doubled)
+    if are_many and not are_others:
+        form["unique"] = True
+        layout.notes.append(f"{doubled / events:.0%} of the events are as another, also in their time: an item counts once for a user")
+    lines = [f"log = {_toml(str(layout.log))}", f"format = {_inline(form)}"]
     if items is not None:
         columns = item_columns(items, str(form["item"]) if "item" in form else None, interactions.item_ids, False, scratch)
         layout.notes.extend(columns.notes)
@@ -209,19 +267,26 @@ def _histories(layout: Layout, kind: str | None, items: Path | None, scratch: Pa
         window = int(np.clip(np.quantile(length_U, 0.95), 1, MOST_IN_WINDOW))
         more = [f"windows = [{window}] # lists have no order: one window, as long as 95 of 100 lists", "targets = 20"]
         lines += ["", "[instances]", *more]
-    lines += _repeats(layout, interactions)
+    if are_many and are_others:
+        layout.notes.append(f"{repeats / events:.0%} of the events are of an item that the user had before: such items count as answers")
+        lines += ["", "[search]", "exclude_seen = false # true: choose and measure without items of the history"]
     return _Found(kind or "otm-sequence", lines, layout.notes)
 
 
-def _repeats(layout: Layout, interactions: Interactions) -> list[str]:
-    """The lines that let items of the history be answers, if many events are of such items."""
-    events = np.minimum(np.diff(interactions.offset_U1), LONGEST).sum()
-    distinct = lists_of(interactions, np.arange(interactions.user_count), distinct=True).length_U.sum()
-    repeats = events - distinct
-    if repeats < MANY_REPEATS * events:
-        return []
-    layout.notes.append(f"{repeats / events:.0%} of the events are of an item that the user had before: such items count as answers")
-    return ["", "[search]", "exclude_seen = false # true: choose and measure without items of the history"]
+def _repeats(interactions: Interactions) -> tuple[int, int, float]:
+    """How many events there are; are of an item that the user had before; and have the time of such an event, too. 0 if other items often
+    have the same time: times may be days.
+    """
+    events = int(np.minimum(np.diff(interactions.offset_U1), LONGEST).sum())
+    repeats = events - int(lists_of(interactions, np.arange(interactions.user_count), distinct=True).length_U.sum())
+    if interactions.time_of_event_E is None or not repeats:
+        return events, repeats, 0.0
+    user_E = np.repeat(np.arange(interactions.user_count), np.diff(interactions.offset_U1))
+    columns = interactions.item_of_event_E, interactions.time_of_event_E, user_E
+    order = np.lexsort(columns)
+    is_item, is_time, is_user = (column[order[1:]] == column[order[:-1]] for column in columns)
+    doubled, at_once = np.count_nonzero(is_item & is_time & is_user), np.count_nonzero(is_time & is_user)
+    return events, repeats, doubled * events / len(order) if doubled >= ALIKE * at_once else 0.0
 
 
 def _checked_events(layout: Layout, form: dict[str, object], scratch: Path) -> Interactions:
@@ -244,6 +309,10 @@ def _checked_events(layout: Layout, form: dict[str, object], scratch: Path) -> I
 def _are_many(bad_rows: Mapping[str, int], read_rows: int) -> bool:
     """Whether more rows are unreadable than damage explains."""
     return sum(bad_rows.values()) > MOST_BAD * (sum(bad_rows.values()) + read_rows)
+
+
+def _inline(table: Mapping[str, object]) -> str:
+    return f"{{ {', '.join(f'{key} = {_toml(value)}' for key, value in table.items())} }}"
 
 
 def _toml(value: object) -> str:

@@ -59,7 +59,8 @@ class Layout:
         position = position_of([*map(str, names)], named) if named is not None else None
         matches, reason = [] if position is None else [names[position]], f"as --{role} says"
         if named is None:
-            by_word = ([name for name in names if word_of(name) == word] for word in NAMES[role])
+            texts_or_ids = [name for name in names if role != "query" or not str(name).strip().casefold().endswith("id")]
+            by_word = ([name for name in texts_or_ids if word_of(name) == word] for word in NAMES[role])
             matches, reason = next(filter(None, by_word), []), "by its name"
         if named is None and not matches and role in POSITIONS and POSITIONS[role] in names:
             matches, reason = [POSITIONS[role]], "by its position, since no line names the columns"

@@ -517,6 +517,88 @@ def test_items_of_the_history_are_answers_if_many_events_repeat_them(tmp_path: P
     assert (note in log.with_name("new.toml").read_text()) == (repeats == 20)
 
 
+@pytest.mark.parametrize(("repeats", "unique"), [(0, True), (24, True), (25, False)])
+def test_events_that_were_written_twice_are_no_reason_to_return_items_again(tmp_path: Path, repeats: int, unique: bool) -> None:
+    """Each of 100 events is written twice, and so many have an item that the user had before, at another time."""
+    events = [(f"u{number % 5}", f"i{0 if number < repeats else number}", 1_500_000_000 + number) for number in range(100)]
+    log = tmp_path / "shop.csv"
+    log.write_text("user,item,time\n" + "".join(2 * f"{user},{item},{at}\n" for user, item, at in events))
+    raw, notes = new(log)
+    assert raw["data"]["format"].get("unique", False) == unique
+    assert ("search" in raw) != unique
+    assert ("# - 50% of the events are as another, also in their time: an item counts once for a user" in notes) == unique
+    log.write_text("user,item,time\n" + "".join(2 * f"{user},{item},{at - at % 86400}\n" for user, item, at in events))
+    assert "unique" not in new(log)[0]["data"]["format"], "days are no times"
+
+
+def query_vectors(folder: Path, kind: pa.DataType, **columns: list[Any]) -> Path:
+    vectors = np.random.default_rng(0).normal(size=(40, 3)).tolist()
+    pq.write_table(pa.table({"embedding": pa.array(vectors, kind)} | columns), folder / "captions.parquet")
+    return folder / "captions.parquet"
+
+
+@pytest.mark.parametrize("kind", [pa.list_(pa.float32()), pa.list_(pa.float64(), 3), pa.large_list(pa.float32())], ids=str)
+def test_query_vectors_are_recognised(tmp_path: Path, kind: pa.DataType) -> None:
+    ids = [f"i{row % 9}" for row in range(40)]
+    raw, notes = new(query_vectors(tmp_path, kind, images=[[item, "i3"] for item in ids]))
+    assert (raw["kind"], raw["data"]["format"]) == ("otm-robust", {"format": "vectors", "vector": "embedding", "items": "images"})
+    assert "# - vectors: column 'embedding', by its values; their items: column 'images'" in notes
+    assert "# - 40 vectors, 9 items, 80 pairs" in notes
+    raw, notes = new(query_vectors(tmp_path, kind, sku=ids, query_id=list(range(40))))
+    assert raw["data"]["format"]["items"] == "sku"
+    assert "# - not used: column 'query_id'" in notes
+    with pytest.raises(InvalidData, match=r"column item is missing; expected one of .*: say which with --item NAME"):
+        new(query_vectors(tmp_path, kind, a=ids, b=ids))
+    assert written(query_vectors(tmp_path, kind, a=ids, b=ids), item="a")["data"]["format"]["items"] == "a"
+    log = query_vectors(tmp_path, kind, user=[f"u{row // 8}" for row in range(40)], item=ids)
+    assert written(log, time="file")["data"]["format"]["user"] == "user"
+
+
+def test_query_vectors_have_a_table_of_items(tmp_path: Path) -> None:
+    log = query_vectors(tmp_path, pa.list_(pa.float32()), item=[f"i{row % 9}" for row in range(40)])
+    pq.write_table(pa.table({"sku": [f"i{row}" for row in range(9)], "title": ["a title"] * 9}), tmp_path / "items.parquet")
+    options = dict.fromkeys(("user", "item", "time", "query"))
+    file = write_configuration(log, tmp_path / "new.toml", True, None, options, tmp_path / "items.parquet")
+    data = tomllib.loads(file.read_text())["data"]
+    assert (data["items"], data["items_id"], "own_texts" in data) == (str(tmp_path / "items.parquet"), "sku", False)
+
+
+def test_numbers_of_queries_are_no_texts(tmp_path: Path) -> None:
+    log = tmp_path / "searches.csv"
+    log.write_text("query_id,query,product_id,label\n" + "".join(f"{row},shoe {row % 5},p{row % 3},1\n" for row in range(30)))
+    assert new(log)[0]["data"] == {"format": "log", "train": str(log), "query": "query", "item": "product_id"}
+    log.write_text("query_id,product_id\n" + "".join(f"{row},p{row % 3}\n" for row in range(30)))
+    with pytest.raises(InvalidData, match=r"column user is missing; .* --user NAME"):
+        new(log)
+    log.write_text("query,product_id\n" + "".join(f"{row},p{row % 3}\n" for row in range(30)))
+    with pytest.raises(
+        InvalidData, match=r"^searches\.csv: column 'query': got '0', expected texts, or lists of users: .* --query NAME or --user NAME"
+    ):
+        new(log)
+    assert written(log, query="query")["data"]["query"] == "query"
+
+
+@pytest.mark.parametrize(
+    ("header", "values", "weight"),
+    [
+        ("clicked", ["0", "1"], "clicked"),
+        ("Clicks", ["3", "0.5"], "Clicks"),
+        ("times", ["1", ""], "times"),
+        ("rank", ["1", "2"], None),
+        ("clicked", ["yes", "no"], None),
+        ("clicks", ["-1", "2"], None),
+        ("clicks,orders", ["1,2", "2,0"], None),
+    ],
+)
+def test_a_column_of_weights_is_used(tmp_path: Path, header: str, values: list[str], weight: str | None) -> None:
+    log = tmp_path / "searches.csv"
+    log.write_text(f"query,item,{header}\n" + "".join(f"shoe {row % 7},i{row % 5},{values[row % 40 == 0]}\n" for row in range(80)))
+    raw, notes = new(log)
+    assert raw["data"].get("weight") == weight
+    assert (f"# - weight: column '{header}', by its name; rows of weight 0 teach nothing" in notes) == (weight is not None)
+    assert ("not used" in notes) == (weight is None)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["otm-sequence", "xr-linear"])
 def test_what_it_writes_is_trained_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
