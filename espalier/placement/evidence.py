@@ -55,6 +55,7 @@ class Evidence:
     text_query  its text as a query; None for an item without text, or whose text has no feature
     fields      None: not given, or without a feature that the content of the model knows
     document    its text as a document, if the model finds items by their words
+    has_text    whether that text was sent, and is not that of its fields
     count       number of events that the item has had; None: not given
     trained_row the item's row if it was trained, else NO_ITEM
     """
@@ -64,6 +65,7 @@ class Evidence:
     text_query: QueryBatch | None
     fields: Mapping[str, Any] | None
     document: SparseRows | None = None
+    has_text: bool = False
     count: int | None = None
     trained_row: int = NO_ITEM
 
@@ -111,7 +113,7 @@ class Evidence:
             raise no_evidence(body, kind, takes_fields)
         document = bundle.vectoriser.documents([text]) if text_query is not None and text is not None and finds_by_words(bundle) else None
         fields = body.fields if content is None or known_by_fields else None
-        return Evidence(events, like, text_query, fields, document, body.count)
+        return Evidence(events, like, text_query, fields, document, body.text is not None, body.count)
 
 
 def finds_by_words(bundle: Bundle) -> bool:

@@ -85,7 +85,7 @@ class LinearPlacement:
         if item.document is None:
             return query_features(item), 1.0
         own, length = self._own_words(item.fields or {})
-        if length == 0:  # the fields have no known word, but the text has
+        if length == 0 or item.has_text:
             return _sum([item.document.normalised(), item.events.features]), 1.0
         return _sum([own, item.events.features]), length ** (1 / (1 + len(item.events)))
 
@@ -188,7 +188,7 @@ class LinearPlacement:
 
     def _is_learned(self, item: Evidence) -> bool:
         """Whether an item keeps what training knew of it."""
-        return item.trained_row != NO_ITEM and self.takes_fields
+        return NO_ITEM < item.trained_row < self.bundle.manifest.trained_items.items and self.takes_fields
 
     def _with_learned(self, own: Weights, leaves: LinearRows, item: Evidence) -> tuple[Weights, float]:
         """The weights of a trained item's features now with what training knew of it, and its bias; see `linear_rows.py`.
@@ -197,7 +197,7 @@ class LinearPlacement:
         """
         before, length = self._own_words(own_fields(self.bundle, item.trained_row))
         now, _ = self._own_words(item.fields or {})
-        if not len(now.indices) and item.document is not None:
+        if item.document is not None and (item.has_text or not len(now.indices)):
             now = item.document.normalised()
         cosine = _product(before.row(0), now.row(0)) if len(before.indices) and len(now.indices) else 1.0
         trained, scale = leaves.weights_of(item.trained_row), float(leaves.length) * length

@@ -28,7 +28,7 @@ from espalier.placement.placer import Placer, needs_placement
 from espalier.placement.slots import Slots
 from service.live.live_version import LiveVersion
 from tests.service.running import Running, bearer, document, run
-from tests.training.commands import answer_rows, trained
+from tests.training.commands import answer_rows, command, trained
 from tests.waiting import until as until_true
 
 PRODUCTS = 200
@@ -239,6 +239,38 @@ def test_a_product_with_events_is_not_found_by_a_title_that_it_lost(folder: Path
             put(running, item, fields=fields, events=[QUERIES[9]])
         lists.append([found(running, text, 200) for text in asked])
     assert lists[0] == lists[1], "as if nothing had been put before"
+
+
+@pytest.mark.parametrize("item", ["new", "p004"])
+def test_a_text_that_is_sent_is_searched_instead_of_the_fields(folder: Path, tmp_path: Path, item: str) -> None:
+    shutil.copytree(folder / "models" / "shop" / "1", tmp_path / "shop" / "1")
+    first, second, third = (title(Bundle.open(tmp_path / "shop" / "1"), row) for row in (60, 150, 9))
+    with run(tmp_path, lambda opened: open_engine(opened, "cpu"), write_keys=(KEY,)) as running:
+        put(running, item, fields={"title": first}, text=second)
+        assert item in found(running, second, 2)
+        assert item not in found(running, first)
+        put(running, item, fields={"title": third})
+        assert item in found(running, second, 2), "the text stays until other evidence comes"
+        put(running, item, text=third)
+        assert item in found(running, third, 2)
+        assert item not in found(running, second)
+
+
+def test_a_folded_product_is_placed_as_one_that_is_still_live(folder: Path, tmp_path: Path) -> None:
+    answers = []
+    for name in ("live", "folded"):
+        models = tmp_path / name
+        shutil.copytree(folder / "models" / "shop" / "1", models / "shop" / "1")
+        first, second = (title(Bundle.open(models / "shop" / "1"), row) for row in (60, 150))
+        with run(models, lambda opened: open_engine(opened, "cpu"), write_keys=(KEY,)) as running:
+            put(running, "new", fields={"title": first}, events=[QUERIES[9]])
+        if name == "folded":
+            assert command("fold", "--model", models / "shop" / "1", "--out", models / "shop" / "2").status == 0
+        with run(models, lambda opened: open_engine(opened, "cpu"), write_keys=(KEY,)) as running:
+            put(running, "new", fields={"title": second})
+            answers.append([found(running, text, 40, beam_size=64).get("new") for text in (second, QUERIES[9])])
+    assert None not in answers[0]
+    assert answers[1] == pytest.approx(answers[0], rel=1e-3)
 
 
 def test_the_last_operations_alone_give_the_same_answers(folder: Path, tmp_path: Path) -> None:
