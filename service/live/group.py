@@ -166,7 +166,7 @@ class Group:
         if stored is not None and _is_stale(delete.source_version, stored):
             return Decision(write, "stale", stored.sequence)
         source_version = _stored_with(delete.source_version, stored)
-        if stored is not None and not exists and source_version == stored.source_version:
+        if stored is not None and stored.kind == "delete" and source_version == stored.source_version:
             return Decision(write, "unchanged", stored.sequence)
         decision = self._append(write, Operation(0, delete.id, "delete", source_version=source_version, at=self._now), "deleted", {})
         if self._default is not None and self._default.state.live_leaf_of(delete.id) is not None:

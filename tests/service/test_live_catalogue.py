@@ -295,6 +295,21 @@ def test_the_source_version_of_what_is_gone_is_kept(live: Live) -> None:
     assert live.put("new", source_version=30, like=("item-1",)).outcome == "inserted"
 
 
+def test_the_evidence_of_an_expired_item_that_is_deleted_never_comes_back(live: Live) -> None:
+    expired = live.put("new", like=("item-1",), fields={"title": "Old"}, valid_until=1.0)
+    deleted = live.delete("new")
+    assert (deleted.outcome, deleted.sequence) == ("deleted", expired.sequence + 1)
+    assert live.delete("new") == replace(deleted, outcome="unchanged")
+    with pytest.raises(EspalierError, match="evidence to place the item by"):
+        live.put("new", fields={"price": 2.0})
+    live.put("item-5", fields={"title": "Old"}, valid_until=1.0)
+    assert live.delete("item-5").outcome == "deleted"
+    assert "item-5" not in live.found("item-1")
+    live.put("item-5", fields={"price": 2.0})
+    assert "item-5" in live.found("item-1")
+    assert live.admin("GET", "changes")["changes"][-1]["fields"] == {"price": 2.0}
+
+
 def test_exclusions_and_standing_removals_hold_for_live_items(live: Live) -> None:
     live.put("new", like=("item-1",), fields={"colour": "red"})
     excluded = live.running.retrieve(queries=[{"history": ["new"], "exclude_seen": True}], **ALL)["results"][0]
