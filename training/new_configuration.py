@@ -41,7 +41,6 @@ VECTOR_KIND = "otm-robust"
 WEIGHT_NAMES = {"weight", "count", "times", "clicked", "clicks", "ordered", "orders", "bought", "purchased", "purchases", "conversions"}
 MANY_REPEATS = 0.2
 """If at least this share of the events is of items that the user had before, as in logs of songs, to find these is part of the task."""
-
 ALIKE = 0.9
 """If at least this share of a user's events at one time are of one item, events were written twice."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -205,40 +205,34 @@ def _text(
     """
     if lines and (re.match(r"(\[\s*)?\{|\[\s*$", lines[0]) or _is_array(lines[0])):
         raise InvalidData(f"{log.name}: first line", lines[0], "CSV, TSV, lists of ids or Parquet, and this looks like JSON")
-    splits = [_split(lines, separator, quote) for separator in SEPARATORS]
-    splits = [split for split in splits if split.rows and len(split.rows[0]) > 1 and min(map(len, split.full_rows)) > 1]
-    tables = [
-        split for split in splits if len(split.full_rows) == len(split.rows) or has_header or _is_header(split.rows[0], column_options)
-    ]
-    tables = [split for split in tables if len(split.rows) - len(split.full_rows) <= len(split.rows) * MOST_BAD]
     names_in_options = _names_in(column_options)
 
-    def fit(split: _Split) -> tuple[int, int]:
-        return sum(position_of(split.rows[0], name) is not None for name in names_in_options), len(split.rows[0])
+    def names_columns(first_row: list[str]) -> bool:
+        return has_header or is_header(first_row, names_in_options)
 
-    split = max(tables or splits, key=fit, default=None)
+    split, is_table = _best_split([_split(lines, separator, quote) for separator in SEPARATORS], names_columns, names_in_options)
     expected = f"as many fields as in every line, at least 2, or ids alone, with one of {', '.join(map(repr, SEPARATORS))} between them"
     if split is None:
         raise InvalidData(f"{log.name}: first line", lines[0] if lines else MISSING, expected)
-    lists = [] if tables else [without_end(line, split.separator).split(split.separator) for line in lines]
+    lists = [] if is_table else [without_end(line, split.separator).split(split.separator) for line in lines]
     if lists and 2 * sum(len(row) < 2 for row in lists) >= len(lists):  # a few users without an item are left out
         raise _other_fields(log, form, split, expected)
     first_row, *later_rows = split.full_rows
-    is_header = has_header or _is_header(first_row, column_options)
-    if not tables:
-        if is_header or any(" " in cell or not cell for row in lists for cell in row):
+    has_names = names_columns(first_row)
+    if not is_table:
+        if has_names or any(" " in cell or not cell for row in lists for cell in row):
             raise _other_fields(log, form, split, expected)
         form = {"format": "lists", "separator": split.separator} | form
         return Layout(log, form, {}, column_options, [*notes, f"a user a line, {split.separator!r} between ids"])
-    if not is_header and not any(map(str.isdecimal, "".join(first_row))) and column_options.get("user") is None:
+    if not has_names and not any(map(str.isdecimal, "".join(first_row))) and column_options.get("user") is None:
         which = f"{option('user', 'NAME')} and {option('item', 'NAME')}"
         expected = f"names of columns: say which with {which}; {option('user', '0')} if it is an event"
         raise InvalidData(f"{log.name}: first line", first_row, expected)
-    names: list[Column] = [*first_row] if is_header else [*range(len(first_row))]
-    rows = later_rows if is_header else split.full_rows
+    names: list[Column] = [*first_row] if has_names else [*range(len(first_row))]
+    rows = later_rows if has_names else split.full_rows
     values = {name: pa.array([row[position] for row in rows], pa.string()) for position, name in enumerate(names)}
-    notes.append(f"text with {split.separator!r} between fields; the first line {'names the columns' if is_header else 'is an event'}")
-    form |= {"format": "csv", "separator": split.separator, "header": is_header}
+    notes.append(f"text with {split.separator!r} between fields; the first line {'names the columns' if has_names else 'is an event'}")
+    form |= {"format": "csv", "separator": split.separator, "header": has_names}
     if split.quote != '"':
         form["quote"] = split.quote
         notes.append(f"quotes around fields: {split.quote or 'none'}, since fields fit so")
@@ -249,7 +243,7 @@ def _text(
     layout = Layout(log, form, values, column_options, notes)
     is_wide = split.separator == " " and len(first_row) > 2
     types = [(name, time_type(column, str(form.get("decimal", ".")))) for name, column in values.items()] if is_wide else []
-    if is_wide and not is_header and column_options.get("user") is None and not any(looks_dated(*column) for column in types):
+    if is_wide and not has_names and column_options.get("user") is None and not any(looks_dated(*column) for column in types):
         user_lines = configured('; if it is a user, write data.format = { format = "lists", separator = " " } yourself')
         expected = f"{option('user', '0')} and {option('item', '1')} if a line is an event{user_lines}"
         raise InvalidData(f"{log.name}: first line", first_row, expected)
@@ -278,6 +272,22 @@ class _Split:
         return [row for row in self.rows if len(row) == len(self.rows[0])]
 
 
+def _best_split(
+    splits: list[_Split], names_columns: Callable[[list[str]], bool], names_in_options: Collection[str]
+) -> tuple[_Split | None, bool]:
+    """The split that fits best, and whether it is a table: nearly all rows have as many fields as the first, at least two. None if no split
+    has two fields. Most names of the options in the first row win, then most fields.
+    """
+    splits = [split for split in splits if split.rows and len(split.rows[0]) > 1 and min(map(len, split.full_rows)) > 1]
+    tables = [split for split in splits if len(split.full_rows) == len(split.rows) or names_columns(split.rows[0])]
+    tables = [split for split in tables if len(split.rows) - len(split.full_rows) <= len(split.rows) * MOST_BAD]
+
+    def fit(split: _Split) -> tuple[int, int]:
+        return sum(position_of(split.rows[0], name) is not None for name in names_in_options), len(split.rows[0])
+
+    return max(tables or splits, key=fit, default=None), bool(tables)
+
+
 def _split(lines: list[str], separator: str, quote: str | None) -> _Split:
     """Split with the quote; if it is None, with that which gives the largest share of full rows. At ties, single quotes win if most lines
     have such fields.
@@ -302,10 +312,6 @@ def _rows(lines: list[str], separator: str, quote: str) -> list[list[str]]:
     except csv.Error:  # a field above the limit
         return rows if len(rows) > 1 else []
     return rows[:-1] if len(lines) == ROWS else rows
-
-
-def _is_header(first_row: list[str], column_options: Mapping[str, str | None]) -> bool:
-    return is_header(first_row, _names_in(column_options))
 
 
 def _names_in(column_options: Mapping[str, str | None]) -> set[str]:
