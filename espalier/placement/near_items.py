@@ -42,7 +42,7 @@ class NearItems:
 def _nearest(new: tuple[Array, ...], index: tuple[Array, ...], items: int, item_nK: Array, cosine_nK: Array) -> None:
     indptr, indices, values = new
     feature, first, item_E, value_E = index
-    sum_I, is_touched_I, touched = np.zeros(items, np.float32), np.zeros(items, np.bool_), np.empty(items, np.int32)
+    sum_I, touched = np.zeros(items, np.float32), np.empty(items, np.int32)
     for i in range(len(indptr) - 1):
         touched_count = 0
         for e in range(indptr[i], indptr[i + 1]):
@@ -50,15 +50,14 @@ def _nearest(new: tuple[Array, ...], index: tuple[Array, ...], items: int, item_
             if list_number == len(feature) or feature[list_number] != indices[e]:
                 continue
             for posting in range(first[list_number], first[list_number + 1]):
-                item = item_E[posting]
-                if not is_touched_I[item]:
-                    is_touched_I[item] = True
+                item, product = item_E[posting], values[e] * value_E[posting]
+                if sum_I[item] == 0 and product != 0:
                     touched[touched_count] = item
                     touched_count += 1
-                sum_I[item] += values[e] * value_E[posting]
+                sum_I[item] += product
         for item in touched[:touched_count]:
             _insert(item, sum_I[item], item_nK[i], cosine_nK[i])
-            sum_I[item], is_touched_I[item] = 0, False
+            sum_I[item] = 0
 
 
 @compiled()

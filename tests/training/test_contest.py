@@ -159,6 +159,13 @@ def test_a_fusion_waits_for_its_parts() -> None:
     assert late.reasons[fusion] == "recipe is not judged"
     refused = Plan(Clock(), 50.0, 100, {fusion: Needs(1, 1)}, {fusion: 0}, {"recipe": "needs 90 GB"})
     assert refused.shares() == {}
+    clock = Clock()
+    overrun = plan(needs, clock=clock)
+    overrun.done |= {"ease"}
+    clock.now_s += 97
+    assert overrun.shares() == {}, "the tree is still to come"
+    overrun.done |= {"recipe"}
+    assert overrun.shares() == {fusion: 1}, "what was kept for methods that take longer than planned is left for it"
     assert fusion in plan({fusion: Needs(1, 1)}).shares(), "it fits its parts itself, where they are no methods of the plan"
 
 

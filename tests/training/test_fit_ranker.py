@@ -104,6 +104,23 @@ def test_ndcg_counts_grades_and_relevant_items_that_were_not_retrieved(bundle: B
     assert found.quality(None, m)["ndcg"] == pytest.approx(np.mean(values))
 
 
+def test_queries_without_candidates_count_as_not_answered(bundle: Bundle) -> None:
+    """With features of the caller, only judged items are candidates, and of every second query these are never retrieved."""
+    graded, rng = graded_queries(bundle, 20, 4), np.random.default_rng(0)
+    engine, features = ReferenceEngine(bundle), RankFeatures(bundle, (*RETRIEVAL, "item.price"))
+    retrieved = retrieve(engine, RankFeatures(bundle, RETRIEVAL), graded, 12, 64).rows_BM
+    items = [np.setdiff1d(np.arange(ITEMS), retrieved[b])[:3] if b % 2 else graded.items[b] for b in range(20)]
+    grades = [np.ones(len(rows), np.float32) for rows in items]
+    judged = [CallerFeatures({}, {int(row): {"price": float(rng.random())} for row in rows}) for rows in items]
+    asked = replace(graded, items=items, grades=grades, caller_features=judged)
+    found = retrieve(engine, features, asked, 12, 64)
+    answered = retrieve(engine, features, asked.take(np.arange(0, 20, 2)), 12, 64)
+    assert len(found.ranking) == len(answered.ranking) > 5
+    assert found.unanswered == 10 + answered.unanswered
+    for name, value in answered.quality(None, 10).items():
+        assert found.quality(None, 10)[name] == pytest.approx(value / 2)
+
+
 def test_what_was_seen_is_no_candidate(bundle: Bundle) -> None:
     graded = graded_queries(bundle, 20, 5, seen=True)
     found = retrieve(ReferenceEngine(bundle), RankFeatures(bundle, ("history.seen",)), graded, 32, 64)

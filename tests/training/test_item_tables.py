@@ -519,7 +519,7 @@ def test_a_table_that_has_no_items_is_named(tmp_path: Path, items: Any, expected
 @pytest.mark.parametrize("first", ["", "1:0,2:0"])
 def test_points_without_any_label_teach_nothing(tmp_path: Path, first: str) -> None:
     (tmp_path / "p.txt").write_text("20 5 3\n" + f"{first} 1:1\n" * 20)
-    with pytest.raises(InvalidData, match="got '18 training points without a label of a weight above 0', expected labels to learn from"):
+    with pytest.raises(InvalidData, match="got '20 training points without a label of a weight above 0', expected labels to learn from"):
         prepared(tmp_path, f'format = "xmc"\ntrain = "{tmp_path}/p.txt"\n')
 
 

@@ -289,6 +289,13 @@ def test_items_of_few_queries_stay_at_their_centroids_and_are_found_as_by_them()
     assert np.all(bias[[1, 2, 5, 6]] != -1.5)
 
 
+def test_rows_that_are_too_many_to_copy_are_halved_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    labels = pifa(random_points(np.random.default_rng(5), 400, 60, 90, density=0.1))
+    copied = hierarchical_kmeans(labels, 4, 5, 0)
+    monkeypatch.setattr("training.trees.hierarchical_kmeans.MOST_COPIED", labels.nnz // 3)
+    assert_array_equal(hierarchical_kmeans(labels, 4, 5, 0).leaf_item, copied.leaf_item)
+
+
 def test_threads_change_nothing_progress_is_reported_and_a_damaged_level_of_a_killed_run_is_named(tmp_path: Path) -> None:
     data = random_points(np.random.default_rng(8), 200, 30, 40)
     tree, trained = hierarchical_kmeans(pifa(data), 4, 5, 0), list[int]()

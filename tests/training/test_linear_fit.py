@@ -13,6 +13,7 @@ import numpy as np
 import polars as pl
 import pytest
 from numpy.testing import assert_allclose
+from scipy.sparse import csr_array, vstack
 
 from espalier.bundle import Bundle
 from espalier.engines import open_engine
@@ -173,6 +174,18 @@ def test_features_are_answered_and_explained_over_http(tmp_path: Path) -> None:
     weights = sum(bundle.chunks.weights_of(bundle.tree, int(node), np.array([3, 24], np.int32)) for node in path)
     told = {entry["feature"]: entry["contribution"] for entry in found["explain"]["items"][0]["features"]}
     assert told == pytest.approx(dict(zip(["3", "24"], (np.sqrt(0.5) * weights).tolist(), strict=True)), abs=1e-6)
+
+
+def test_equal_points_are_all_learned_from_or_all_held_out(tmp_path: Path) -> None:
+    few = points_of(60)
+    points = csr_array(vstack([few.points] * 4))
+    labels = csr_array(vstack([few.labels] * 4))
+    data = npz_files(tmp_path, train=LabelledPoints(points, labels))
+    prepared = prepare(LinearConfig.model_validate({"kind": "xr-linear", "name": "points", "data": data}))
+    held_out, learned = ({row.tobytes() for row in part.points.toarray()} for part in (prepared.test, prepared.train))
+    assert not held_out & learned
+    assert len(prepared.test) == 24, "a tenth"
+    assert len(prepared.test) + len(prepared.train) == 240
 
 
 def test_what_was_chosen_before_a_run_was_killed_is_not_chosen_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

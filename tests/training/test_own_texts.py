@@ -97,6 +97,8 @@ def test_queries_are_made_of_two_to_five_words_of_an_item() -> None:
 
 def test_a_text_has_words_in_any_script() -> None:
     assert words_of("Café 27-inch MFC-9340, 紅茶と杯") == ["cafe", "27", "inch", "mfc", "9340", "紅", "茶", "と", "杯"]
+    characters = "".join(f"a{chr(code)}B {chr(code)}" for code in range(128))
+    assert words_of(characters) == words_of(f"{characters} é")[:-1], "ASCII has a way of its own"
     assert column_weights([["a b", "", "a b c d e f"], ["紅" * 64], [""]]) == pytest.approx([1, 0.5, 1])
     assert column_weights([["紅" * 32]], 1) == pytest.approx([0.25])
 
@@ -105,18 +107,17 @@ def test_queries_of_an_item_count_beside_its_own_texts_the_more_there_are() -> N
     points = csr_array(np.eye(5, dtype=np.float32)[[0, 1, 2, 2, 0, 2]])
     labels = csr_array(np.eye(4, dtype=np.float32)[[0, 1, 1, 1, 3, 2]])
     length = np.array([[1], [4], [2], [0]], np.float32)
-    own = csr_array(length * np.eye(5, dtype=np.float32)[[3, 3, 4, 4]])
     own_B = np.array([False, False, False, False, False, True])  # the last is a text of an item, and nobody asked for it
     data = LabelledPoints(points, labels, own_B, own_B)
     words = np.zeros((4, 5), np.float32)
     words[2, 1] = 1.5
-    near = csr_array(words)
-    tree_rows, centroids = label_features(data, OwnTexts(own, near, (), 1, 5), LinearOptions())
+    rows = csr_array(length * np.eye(5, dtype=np.float32)[[3, 3, 4, 4]] + words)
+    searched, is_near = rows.toarray(), rows.indices == 1
+    tree_rows, centroids = label_features(data, OwnTexts(rows, is_near, (), 1, 5), LinearOptions())
     one, three = 1 / (1 + 5), 3 / (3 + 5)
     second = three * np.array([0, 1, 2, 0, 0]) / np.sqrt(5)
     queries = np.array([[one, 0, 0, 0, 0], second, [0, 0, 0, 0, 0], [one, 0, 0, 0, 0]])
     texts = np.eye(5)[[3, 3, 4, 4]] * [[1], [1], [1], [0]]
-    searched = own.toarray() + words
     length = np.linalg.norm(searched, axis=1, keepdims=True)
     directions = queries + searched / np.where(length > 0, length, 1)
     directions /= np.linalg.norm(directions, axis=1, keepdims=True)
@@ -125,7 +126,7 @@ def test_queries_of_an_item_count_beside_its_own_texts_the_more_there_are() -> N
     assert_allclose(tree_rows.toarray(), both / np.linalg.norm(both, axis=1, keepdims=True), atol=1e-6, err_msg="from directions")
     for asked_B, own_queries in ((own_B, math.inf), (np.ones(6, np.bool_), 5.0)):  # queries weigh nothing, or there are none
         without = LabelledPoints(points, labels, asked_B, asked_B)
-        tree_rows, centroids = label_features(without, OwnTexts(own, near, (), 1, own_queries), LinearOptions())
+        tree_rows, centroids = label_features(without, OwnTexts(rows, is_near, (), 1, own_queries), LinearOptions())
         assert_allclose(tree_rows.toarray(), texts, atol=1e-6)
         assert_allclose(centroids.toarray(), searched)
 

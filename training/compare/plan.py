@@ -53,7 +53,9 @@ class Plan:
 
     @property
     def left_s(self) -> float:
-        return self.begin_s + USED * self.seconds - self.clock()
+        """Planned seconds that are left. Fusions of methods that have ended may use the rest of the time, too."""
+        used = 1.0 if all(map(_is_fusion, self.waiting)) else USED
+        return self.begin_s + used * self.seconds - self.clock()
 
     @property
     def waiting(self) -> list[str]:

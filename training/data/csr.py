@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import zipfile
 import zlib
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,19 @@ def scaled(matrix: Csr, factor_B: Array) -> Csr:
     """float32[B, F]: each row times its factor. The indices are shared."""
     rows = as_rows(matrix)
     return as_matrix(replace(rows, values=rows.values * np.repeat(factor_B.astype(np.float32), np.diff(rows.indptr))))
+
+
+def stacked(blocks: Iterable[Csr], width: int) -> Csr:
+    """float32[B, width]: blocks of rows, one below the other. SciPy's `vstack` holds all of them twice."""
+    counts, indices, values = [np.zeros(1, np.int64)], [np.empty(0, np.int32)], [np.empty(0, np.float32)]
+    for block in blocks:
+        rows = as_rows(block)
+        counts.append(np.diff(rows.indptr))
+        indices.append(rows.indices)
+        values.append(rows.values)
+    all_indices = np.concatenate(indices)
+    indices.clear()
+    return as_matrix(SparseRows(np.cumsum(np.concatenate(counts)), all_indices, np.concatenate(values), width))
 
 
 def read_by_rows(file: Path) -> Csr:

@@ -10,8 +10,9 @@ Legend: P inner nodes, I labels, F features.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -62,16 +63,11 @@ def fit_linear(
         file = None if work is None else work / f"level-{level + 1}.safetensors"
         if file is not None and file.is_file():
             progress(tree.level_size(level))
+            scorers.append(read_level(file))
         else:
-            level_scorers = trainer.train(level, positives[level], scorers, of_level[level], progress)
-            if file is None:
-                scorers.append(level_scorers)
-                continue
-            write_level(file, level_scorers)
-            del level_scorers  # from here on, the scorers are read from the file
+            scorers.append(trainer.train(level, positives[level], scorers, of_level[level], progress, file))
         of_level[level] = None
-        scorers.append(read_level(file))
-    return as_chunks(scorers, tree, data.points.shape[1])
+    return as_chunks(scorers, tree, data.points.shape[1], work)
 
 
 class LevelTrainer:
@@ -83,12 +79,19 @@ class LevelTrainer:
         self._scratch_of_thread = threading.local()
 
     def train(
-        self, level: int, positives: Positives, above: list[LevelScorers], centroids: Centroids | None, progress: Callable[[int], object]
+        self,
+        level: int,
+        positives: Positives,
+        above: list[LevelScorers],
+        centroids: Centroids | None,
+        progress: Callable[[int], object],
+        file: Path | None,
     ) -> LevelScorers:
         """The scorers of a level's nodes.
 
         positives, centroids  of their children
         above                 the scorers of all levels above
+        file                  where they are written, and then read from; None: they are in memory
         """
         nodes = self._tree.level(level)
         by_beam = self._options.negatives != "teacher" and level > 0 and bool(self._is_trained_P[nodes.start : nodes.stop].any())
@@ -99,12 +102,21 @@ class LevelTrainer:
             return self._train_node(p, level, examples, centroids)
 
         def trained(pool: ThreadPoolExecutor) -> Iterator[NodeScorers]:
-            for node in pool.map(train_node, nodes) if self._threads > 1 else map(train_node, nodes):
+            ahead: deque[Future[NodeScorers]] = deque()  # few, since scorers of nodes that wait are in memory
+            for p in nodes:
+                ahead.append(pool.submit(train_node, p))
+                if len(ahead) > 2 * self._threads:
+                    yield ahead.popleft().result()
+                    progress(1)
+            for future in ahead:
+                yield future.result()
                 progress(1)
-                yield node
 
         with ThreadPoolExecutor(self._threads) as pool:
-            return LevelScorers.of(trained(pool))
+            if file is None:
+                return LevelScorers.of(trained(pool))
+            write_level(file, trained(pool))
+        return read_level(file)
 
     def _train_node(self, p: int, level: int, examples: LevelExamples, centroids: Centroids | None) -> NodeScorers:
         first_child = self._tree.first_child

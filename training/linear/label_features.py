@@ -27,13 +27,13 @@ def label_features(train: LabelledPoints, own_texts: OwnTexts | None, options: L
     """
     people_points = train if train.own_B is None else train.take(train.asked)
     if own_texts is not None and (not len(people_points) or math.isinf(own_texts.queries)):
-        return normalised(own_texts.rows), own_texts.searched()
+        return own_texts.own_directions(), own_texts.rows
     rows = sum_points(people_points, options)
     if own_texts is None:
         return rows, rows
     counts_I = np.bincount(people_points.labels.indices, minlength=len(rows.indptr) - 1)
-    labels = normalised(hstack([_damped(rows, counts_I, own_texts.queries), normalised(own_texts.rows)], format="csr"))
-    return labels, add_own_texts(rows, counts_I, own_texts.searched(), own_texts.queries)
+    labels = normalised(hstack([_damped(rows, counts_I, own_texts.queries), own_texts.own_directions()], format="csr"))
+    return labels, add_own_texts(rows, counts_I, own_texts.rows, own_texts.queries)
 
 
 def sum_points(points: LabelledPoints, options: LinearOptions) -> Csr:

@@ -18,14 +18,14 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-from scipy.sparse import csr_array, vstack
+from scipy.sparse import csr_array
 
 from espalier.arrays import Int64
 from espalier.hardware import cores
 from espalier.placement.near_items import NearItems
 from espalier.text.sparse_rows import SparseRows
 
-from ..data.csr import Csr, as_rows, normalised
+from ..data.csr import Csr, as_rows, normalised, stacked
 
 MOST = 0.5
 """Largest weight of an added word, relative to its weight in the nearest items."""
@@ -47,8 +47,7 @@ def near_words(rows: Csr, words: range, near: int) -> Csr:
     word_rows.eliminate_zeros()
     expansion = _Expansion(word_rows, near)
     with ThreadPoolExecutor(cores()) as pool:
-        blocks = list(pool.map(expansion.of, range(0, rows.shape[0], BLOCK)))
-    added = csr_array(vstack(blocks, format="csr"))
+        added = stacked(pool.map(expansion.of, range(0, rows.shape[0], BLOCK)), len(words))
     return csr_array((added.data, added.indices + words.start, added.indptr), shape=rows.shape)
 
 

@@ -13,56 +13,67 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.sparse import csr_array, vstack
+from scipy.sparse import csr_array
 
 from espalier.arrays import Float32, Int64
 from espalier.stored_arrays import row_blocks
 from espalier.tree import Tree
 
-from ..data.csr import Csr, lengths, scaled
+from ..data.csr import Csr, lengths, scaled, stacked
 
 
 @dataclass(frozen=True, eq=False)
 class Centroids:
     """Of one level.
 
-    rows       float32[N, F], not yet divided
+    rows       float32 rows, not yet divided
+    row_N      int64[N]: the row of each node; of the level of leaves, rows are those of items
     divisor_N  float32[N]: what the rows are divided by: 1 on the level of leaves, above the row's length, or 1 if the row is empty
     """
 
     rows: Csr
+    row_N: Int64
     divisor_N: Float32
 
     def of(self, nodes: slice) -> Csr:
         """float32 rows [n, F] of some nodes of the level."""
-        return scaled(self.rows[nodes], 1 / self.divisor_N[nodes])
+        return scaled(self.undivided(nodes), 1 / self.divisor_N[nodes])
+
+    def undivided(self, nodes: slice) -> Csr:
+        """float32[n, F]."""
+        return csr_array(self.rows[self.row_N[nodes]])
 
 
 def node_centroids(centroids: Csr, tree: Tree) -> list[Centroids]:
     """The centroids of each level from 1 on; `centroids`: those of the items, rows [I, F]."""
-    leaf = tree.leaf_of_item - tree.leaf_offset
-    rows = csr_array((np.ones(len(leaf), np.float32), (leaf, np.arange(len(leaf)))), shape=(tree.leaf_count, len(leaf))) @ centroids
-    levels = [Centroids(rows, np.ones(tree.leaf_count, np.float32))]
+    items = tree.item_count
+    with_empty_row = csr_array(
+        (centroids.data, centroids.indices, np.append(centroids.indptr, centroids.indptr[-1:])), shape=(items + 1, centroids.shape[1])
+    )
+    row_N = np.where(tree.leaf_item >= 0, tree.leaf_item, items).astype(np.int64)
+    levels = [Centroids(with_empty_row, row_N, np.ones(tree.leaf_count, np.float32))]
     for level in range(tree.height - 1, 0, -1):
         nodes, below = tree.level(level), tree.level(level + 1)
         begins = tree.first_child[nodes.start : nodes.stop + 1] - below.start
         has_items = tree.items_below[below.start : below.stop] > 0
-        rows = _largest(rows, begins, np.add.reduceat(has_items, begins[:-1], dtype=np.int64))
+        rows = _largest(levels[0], begins, np.add.reduceat(has_items, begins[:-1], dtype=np.int64))
         length_N = lengths(rows)
-        levels.insert(0, Centroids(rows, np.where(length_N > 0, length_N, 1)))
+        levels.insert(0, Centroids(rows, np.arange(len(nodes)), np.where(length_N > 0, length_N, 1)))
     return levels
 
 
-def _largest(rows: Csr, begins: Int64, count_P: Int64) -> Csr:
-    """float32[P, F]: the largest value of each feature in rows begins[p] … begins[p + 1] − 1, of which count_P[p] have an item below.
+def _largest(below: Centroids, begins: Int64, count_P: Int64) -> Csr:
+    """float32[P, F]: the largest value of each feature of the nodes begins[p] … begins[p + 1] − 1 of the level below, of which count_P[p]
+    have an item below.
 
     A row that lacks a feature has 0 there, which is larger than a negative value.
     """
-    blocks = [
-        _largest_of(rows[begins[first] : begins[end]], begins[first : end + 1] - begins[first], count_P[first:end])
-        for first, end in row_blocks(rows.indptr[begins])
-    ]
-    return csr_array(vstack(blocks, format="csr"))
+    entries = np.append(0, np.cumsum(np.diff(below.rows.indptr)[below.row_N]))
+    blocks = (
+        _largest_of(below.undivided(slice(begins[first], begins[end])), begins[first : end + 1] - begins[first], count_P[first:end])
+        for first, end in row_blocks(entries[begins])
+    )
+    return stacked(blocks, below.rows.shape[1])
 
 
 def _largest_of(rows: Csr, begins: Int64, count_P: Int64) -> Csr:

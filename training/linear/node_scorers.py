@@ -5,7 +5,9 @@ Legend: P inner nodes of a level, R rows of them, N nodes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -32,6 +34,16 @@ class NodeScorers:
     entry_child: NDArray[np.uint16]
     entry_weight: Float32
     bias: Float32
+
+
+DTYPES: Mapping[str, type[np.generic]] = {
+    "row_feature": np.int32,
+    "row_count": np.int32,
+    "entry_child": np.uint16,
+    "entry_weight": np.float32,
+    "bias": np.float32,
+}
+"""Of the arrays of NodeScorers."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,14 +87,27 @@ def centroid_scorers(centroids: Centroids, children: slice, options: LinearOptio
     )
 
 
-def as_chunks(levels: Sequence[LevelScorers], tree: Tree, width: int) -> Chunks:
-    """The scorers of the first levels as chunks of the whole tree; the other nodes' chunks are empty."""
+def as_chunks(levels: Sequence[LevelScorers], tree: Tree, width: int, work: Path | None = None) -> Chunks:
+    """The scorers of the first levels as chunks of the whole tree; the other nodes' chunks are empty.
 
-    def concatenated(name: str, dtype: type) -> Array:
-        return np.concatenate([*(getattr(level, name) for level in levels), np.empty(0, dtype)])
+    work  a folder for nameless files of which the largest arrays are maps; None: they are in memory
+    """
+
+    def room(name: str, size: int, dtype: type[np.generic]) -> Array:
+        if work is None or not size:
+            return np.empty(size, dtype)
+        file = work / f"chunks-{name}"
+        mapped = np.asarray(np.memmap(file, dtype, "w+", shape=size))
+        file.unlink()  # it lasts as long as its map
+        return mapped
+
+    def concatenated(name: str, dtype: type[np.generic]) -> Array:
+        arrays = [getattr(level, name) for level in levels]
+        return np.concatenate([*arrays, np.empty(0, dtype)], out=room(name, sum(map(len, arrays)), dtype))
 
     node_rows, bias = concatenated("node_rows", np.int64), concatenated("bias", np.float32)
-    chunk_row, row_entry = np.zeros(tree.leaf_offset + 1, np.int64), np.zeros(int(node_rows.sum()) + 1, np.int64)
+    chunk_row, row_entry = np.zeros(tree.leaf_offset + 1, np.int64), room("row_entry", int(node_rows.sum()) + 1, np.int64)
+    row_entry[0] = 0
     chunk_row[1 : len(node_rows) + 1] = np.cumsum(node_rows)
     chunk_row[len(node_rows) + 1 :] = node_rows.sum()
     np.cumsum(concatenated("row_count", np.int32), dtype=np.int64, out=row_entry[1:])
@@ -97,10 +122,26 @@ def as_chunks(levels: Sequence[LevelScorers], tree: Tree, width: int) -> Chunks:
     )
 
 
-def write_level(file: Path, level: LevelScorers) -> None:
-    """Write a level's scorers, all or nothing."""
-    with atomic_write(file) as part:
-        write_safetensors(part, {field.name: getattr(level, field.name) for field in fields(level)})
+def write_level(file: Path, nodes: Iterable[NodeScorers]) -> None:
+    """Write the scorers of a level's nodes, in their order, all or nothing. Memory holds one node at a time."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=file.parent, prefix=f".{file.stem}-")))
+        streams = {field.name: stack.enter_context((folder / field.name).open("wb+")) for field in fields(NodeScorers)}
+        rows_of_node = []
+        for node in nodes:
+            for name, stream in streams.items():
+                stream.write(np.ascontiguousarray(getattr(node, name), DTYPES[name]).data)
+            rows_of_node.append(len(node.row_feature))
+        for stream in streams.values():
+            stream.flush()
+        level = {name: _mapped(folder / name, dtype) for name, dtype in DTYPES.items()}
+        with atomic_write(file) as part:
+            write_safetensors(part, level | {"node_rows": np.array(rows_of_node, np.int64)})
+
+
+def _mapped(file: Path, dtype: type[np.generic]) -> Array:
+    """The numbers in a file, as a map of it."""
+    return np.asarray(np.memmap(file, dtype, "r")) if file.stat().st_size else np.empty(0, dtype)
 
 
 def read_level(file: Path) -> LevelScorers:

@@ -19,16 +19,20 @@ Legend: I items, F features.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 
 import numpy as np
 import polars as pl
 from scipy.sparse import csr_array
 
+from espalier.arrays import Bool
 from espalier.errors import InvalidData
+from espalier.hardware import cores
 from espalier.text.vectoriser import Vectoriser, words_of
 
-from ..data.csr import Csr, as_matrix, lengths, scaled
+from ..data.csr import Csr, as_matrix, as_rows, lengths, normalised, scaled, stacked
+from ..linear.near_words import near_words
 
 FEWEST_WORDS, MOST_WORDS = 2, 5
 """Words of a made query."""
@@ -39,6 +43,8 @@ SHORT = 8
 """A column with at most so many words weighs 1."""
 COUNTED_TEXTS = 10_000
 """Most texts of a column whose words are counted, evenly spread: a million would take seconds."""
+BLOCK = 1 << 14
+"""Items whose texts a thread reads at once."""
 RULE = 1 / 3
 """The default exponent a."""
 
@@ -56,22 +62,33 @@ def column_weights(columns: Sequence[Sequence[str]], exponent: float = RULE) -> 
 class OwnTexts:
     """Feature rows of the items' own texts.
 
-    rows     float32[I, F]; the median of their lengths is 1
-    near     float32[I, F], words of the nearest items (`near_words.py`)
+    rows     float32[I, F], with which queries are compared: the items' own words, the median of whose lengths is 1, and words of near items
+    is_near  bool[entries]: the words of near items (`near_words.py`)
     weights  the weight of a word of each column
     length   the median of the lengths of the items' sums
     queries  this many queries of an item weigh as much as its own texts; infinite: queries weigh nothing
     """
 
     rows: Csr
-    near: Csr
+    is_near: Bool
     weights: Sequence[float]
     length: float
     queries: float
 
-    def searched(self) -> Csr:
-        """float32[I, F]: the rows that queries are compared with."""
-        return csr_array(self.rows + self.near) if self.near.nnz else self.rows
+    @staticmethod
+    def of(vectoriser: Vectoriser, columns: Sequence[Sequence[str]], weights: Sequence[float], near: int, queries: float) -> OwnTexts:
+        """Of the texts of all items, by column, with words of so many near items; the other arguments are as in `text_rows`."""
+        rows, length = text_rows(vectoriser, columns, weights)
+        added = near_words(rows, vectoriser.words, near)
+        both = csr_array(rows - added)  # an item lacks the words that are added: only these are negative
+        is_near = both.data < 0
+        np.abs(both.data, out=both.data)
+        return OwnTexts(both, is_near, weights, length, queries)
+
+    def own_directions(self) -> Csr:
+        """float32[I, F] of length 1, without words of near items, whose values are 0."""
+        rows = as_rows(self.rows)
+        return normalised(as_matrix(replace(rows, values=np.where(self.is_near, np.float32(0), rows.values))))
 
 
 def text_rows(vectoriser: Vectoriser, columns: Sequence[Sequence[str]], weights: Sequence[float]) -> tuple[Csr, float]:
@@ -81,11 +98,17 @@ def text_rows(vectoriser: Vectoriser, columns: Sequence[Sequence[str]], weights:
     weights  the weight of a word of each column
     Raises InvalidData if no word distinguishes items: its idf is above 0 if at least two of the texts that the vectoriser knows lack it.
     """
-    sums = combined([squares(as_matrix(vectoriser.documents(texts))) for texts in columns], weights)
+    count = len(columns[0])
+
+    def sums_from(first: int) -> Csr:
+        return combined([squares(as_matrix(vectoriser.documents(texts[first : first + BLOCK]))) for texts in columns], weights)
+
+    with ThreadPoolExecutor(cores()) as pool:
+        sums = stacked(pool.map(sums_from, range(0, count, BLOCK)), vectoriser.width)
     if not sums.nnz:
         different = len({text for texts in columns for text in texts if text})
         expected = "at least three, and words that some of them have and at least two have not"
-        raise InvalidData("data.own_texts", f"{different} different texts of {sums.shape[0]} items", expected)
+        raise InvalidData("data.own_texts", f"{different} different texts of {count} items", expected)
     length_I = lengths(sums)
     median = float(np.median(length_I[length_I > 0]))
     return scaled(sums, 1 / np.sqrt(np.where(length_I > 0, length_I, 1) * median)), median

@@ -27,16 +27,15 @@ from espalier.text.sparse_rows import MAX_FEATURES, SparseRows
 from espalier.text.vectoriser import Vectoriser, words_of
 
 from ..data.csr import Csr, as_matrix, as_rows, normalised, read_by_rows
-from ..data.draws import drawing_order
+from ..data.draws import numbers_of
 from ..data.item_tables import item_table
 from ..data.query_logs import KnownIds, LabelledTexts, ids_of, labelled, read_columns, read_log, texts_of
 from ..data.relevance import LabelRelevance, Smoothing, checked, is_graded
 from ..data.xmc import LabelledPoints, read_xmc
 from ..evaluate import LabelledQueries
 from ..graded import grades_of
-from ..linear.near_words import near_words
 from ..linear.own_choices import DEFAULT_QUERIES, chosen_queries, chosen_weights
-from ..linear.own_texts import OwnTexts, made_queries, text_rows
+from ..linear.own_texts import OwnTexts, made_queries
 from ..live.joined_points import (
     joined_items,
     joined_points,
@@ -184,7 +183,7 @@ def _from_points(config: LinearConfig, data: XmcData | NpzData, run_journal: Run
             if count != expected:
                 raise InvalidData(str(data.test), f"{count} {name}", f"{expected}, as in {data.train}")
     else:
-        held_out, training = _split([str(row) for row in range(len(train))], data.test_share, config.seed)
+        held_out, training = _split(_contents(train.points), data.test_share, config.seed)
         train, test = train.take(training), train.take(held_out)
     labels = train.labels.shape[1]
     ids = pa.array(np.arange(labels)).cast(pa.large_string())
@@ -273,11 +272,9 @@ def _from_texts(config: LinearConfig, data: LogData, run_journal: RunJournal | N
     own_texts, weights = None, list(data.own_weights)
     if columns:
         weights = weights or chosen_weights(vectoriser, columns, train)
-        own_IF, length = text_rows(vectoriser, columns, weights)
-        near_IF = near_words(own_IF, vectoriser.words, data.near_items)
-        own_texts = OwnTexts(own_IF, near_IF, weights, length, DEFAULT_QUERIES)
+        own_texts = OwnTexts.of(vectoriser, columns, weights, data.near_items, DEFAULT_QUERIES)
         if len(people_texts):
-            own_texts = replace(own_texts, queries=chosen_queries(train, own_texts.searched(), config.linear))
+            own_texts = replace(own_texts, queries=chosen_queries(train, own_texts.rows, config.linear))
     kind = TextKind(width=vectoriser.width, blocks=config.blocks)
     test, written_queries = _vectorised(vectoriser, test_texts), pa.array(test_texts.texts, pa.string())
     people_rows = train.asked
@@ -314,7 +311,7 @@ def _with_one_text_each(pairs: pl.DataFrame) -> pl.DataFrame:
 
 def _other_queries(queries: pl.DataFrame, columns: Sequence[Sequence[str]]) -> pl.DataFrame:
     """The queries (a column of distinct texts) whose words are not those of an item's text, or of all its texts together."""
-    if not columns:
+    if not columns or not len(queries):
         return queries
     joined_texts = [" ".join(filter(None, texts)) for texts in zip(*columns, strict=True)]
     texts = _words_of(pl.Series([text for column in (*columns, joined_texts) for text in column], dtype=pl.String))
@@ -351,11 +348,28 @@ def _unit(data: LabelledPoints) -> LabelledPoints:
 
 
 def _split(names: Sequence[str], share: float, seed: int) -> tuple[Int64, Int64]:
-    """The held-out positions of some queries, by their names, and the other positions, both ascending."""
-    order, held_out = drawing_order(names, seed, "queries"), round(share * len(names))
-    if held_out == len(names):
+    """The held-out positions of some queries, by their names, and the other positions, both ascending. Those of equal names stay together:
+    of these groups, in random order, each that the share has room for is held out.
+    """
+    numbers, room = numbers_of(names, seed, "queries"), round(share * len(names))
+    if room == len(names):
         raise InvalidData("data", f"{len(names)} queries", "enough of them to learn from")
-    return np.sort(order[:held_out]), np.sort(order[held_out:])
+    order = np.argsort(numbers, kind="stable")
+    begins = np.flatnonzero(np.diff(numbers[order], prepend=~numbers[order[:1]]))
+    is_held_out = np.zeros(len(names), np.bool_)
+    for begin, size in zip(begins.tolist(), np.diff(begins, append=len(names)).tolist(), strict=True):
+        if size <= room:
+            is_held_out[order[begin : begin + size]] = True
+            room -= size
+        if not room:
+            break
+    return np.flatnonzero(is_held_out), np.flatnonzero(~is_held_out)
+
+
+def _contents(points: Csr) -> list[str]:
+    """A name of each point: equal points have the same, and others different ones."""
+    rows = as_rows(points)
+    return [hashlib.sha256(b"".join(array.tobytes() for array in rows.row(b))).hexdigest() for b in range(len(rows))]
 
 
 def _read_pairs(data: LogData, file: Path, bad_rows: BadRows, known_items: KnownIds | None) -> pl.DataFrame:

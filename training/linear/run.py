@@ -84,13 +84,17 @@ def fit_and_export(config: LinearConfig, out: Path, work: Path, threads: int | N
 
     def grow_trees(points: LabelledPoints, level_folder: Path | None = None) -> list[TreeChunks]:
         labels, centroids = label_features(points, prepared.own_texts, config.linear)
-        trees = []
-        for number in range(config.tree.count):
-            seed = seed_of_tree(config.seed, number)
-            folder = None if level_folder is None else folder_of_tree(level_folder, number)
+        seeds = [seed_of_tree(config.seed, number) for number in range(config.tree.count)]
+        folders = [None if level_folder is None else folder_of_tree(level_folder, number) for number in range(config.tree.count)]
+        grown_trees = []
+        for seed, folder in zip(seeds, folders, strict=True):
             build = partial(hierarchical_kmeans, labels, shape.branching, shape.max_leaf, seed, threads)
             tree = build() if folder is None else stored_tree(folder / "tree.npz", build, resume=True)
             log.info("tree of %d items over %d levels, %.1f s after the start", tree.item_count, tree.height, time.perf_counter() - begin)
+            grown_trees.append(tree)
+        del labels, build  # gigabytes for a million texts
+        trees = []
+        for tree, seed, folder in zip(grown_trees, seeds, folders, strict=True):
             with tqdm(total=tree.leaf_offset, desc="nodes", unit="node", disable=None) as bar:
                 trained_chunks = fit_linear(points, tree, choice.options, threads, seed, bar.update, folder, centroids)
             chunks = with_stored_weights(trained_chunks, config.linear)
@@ -103,7 +107,7 @@ def fit_and_export(config: LinearConfig, out: Path, work: Path, threads: int | N
     stacking = None if config.tail.form != "none" else _learn_stacking(config, choice, prepared, grow_trees, work)
     if prepared.own_texts is not None:  # its rows take gigabytes for a million texts, and the export does not need them
         nothing = csr_array(np.empty((0, 0), np.float32))
-        prepared = replace(prepared, own_texts=replace(prepared.own_texts, rows=nothing, near=nothing))
+        prepared = replace(prepared, own_texts=replace(prepared.own_texts, rows=nothing, is_near=np.empty(0, np.bool_)))
     return export(config, choice, prepared, trees, out, stacking)
 
 

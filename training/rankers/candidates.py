@@ -27,20 +27,23 @@ BATCH = 64
 class Candidates:
     """The candidates of the queries that have any.
 
-    ranking   their features and grades, in the order of retrieval
-    rows_BM   int64[B, M]: item rows in that order, NO_ITEM as padding
-    relevant  of each query the item rows that are relevant, retrieved or not
-    grades    of each query the float32 grades of these
+    ranking     their features and grades, in the order of retrieval
+    rows_BM     int64[B, M]: item rows in that order, NO_ITEM as padding
+    relevant    of each query the item rows that are relevant, retrieved or not
+    grades      of each query the float32 grades of these
+    unanswered  the number of other queries, which have a relevant item and no candidates
     """
 
     ranking: RankingSet
     rows_BM: Int64
     relevant: list[Int64]
     grades: list[Float32]
+    unanswered: int = 0
 
     def quality(self, scores_R: Float32 | None, m: int, depth: int | None = None) -> dict[str, float]:
-        """`ndcg`, with gains 2^grade − 1, and `recall` at m, means over the queries with a relevant item. Relevant items that were not
-        retrieved count in the divisors. The best `depth` candidates (None: all) are in the order of the scores, None: as retrieved.
+        """`ndcg`, with gains 2^grade − 1, and `recall` at m, means over the queries with a relevant item, 0 for those without candidates.
+        Relevant items that were not retrieved count in the divisors. The best `depth` candidates (None: all) are in the order of the
+        scores, None: as retrieved.
 
         Raises InvalidData where no query has a relevant item.
         """
@@ -52,9 +55,10 @@ class Candidates:
         answered_BM = rows_BM[with_relevant]
         lists = [self.graded_list(b, row_M[:m], m) for b, row_M in zip(with_relevant.tolist(), answered_BM, strict=True)]
         offset, grades_R = np.concatenate([[0], np.cumsum([*map(len, lists)])]), np.concatenate(lists)
+        answered_share = len(relevant) / (len(relevant) + self.unanswered)
         return {
-            "ndcg": float(ndcg(-np.arange(len(grades_R), dtype=np.float64), grades_R, offset, m).mean()),
-            "recall": float(precision_recall_f(answered_BM, relevant, m)[1].mean()),
+            "ndcg": answered_share * float(ndcg(-np.arange(len(grades_R), dtype=np.float64), grades_R, offset, m).mean()),
+            "recall": answered_share * float(precision_recall_f(answered_BM, relevant, m)[1].mean()),
         }
 
     def graded_list(self, b: int, rows_M: Int64, m: int) -> Float64:
@@ -78,6 +82,7 @@ def retrieve(engine: Engine, features: RankFeatures, graded: GradedQueries, dept
     With features `item.NAME`, only judged items are candidates: no others have values, which would tell which items were judged.
     """
     features_of_queries, counts, rows, answered_positions, grades = [], [], [], [], []
+    unanswered = 0
     with tqdm(total=len(graded), desc=f"candidates {name}".rstrip(), unit="query", disable=None, leave=False) as bar:
         for start in range(0, len(graded), BATCH):
             positions = np.arange(start, min(start + BATCH, len(graded)))
@@ -93,6 +98,7 @@ def retrieve(engine: Engine, features: RankFeatures, graded: GradedQueries, dept
                     else np.ones(count, np.bool_)
                 )
                 if not is_candidate_N.any():
+                    unanswered += len(graded.items[position]) > 0
                     continue
                 found = rows_N, result.ranks_BM[b, :count], result.scores_BM[b, :count]
                 features_of_queries.append(features.of(queries, b, *found, caller_features)[is_candidate_N])
@@ -108,4 +114,4 @@ def retrieve(engine: Engine, features: RankFeatures, graded: GradedQueries, dept
     offset = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
     ranking = RankingSet(np.concatenate(features_of_queries), np.concatenate(grades), offset, features.names)
     answered = graded.take(np.array(answered_positions))
-    return Candidates(ranking, np.stack(rows), answered.items, answered.grades)
+    return Candidates(ranking, np.stack(rows), answered.items, answered.grades, unanswered)

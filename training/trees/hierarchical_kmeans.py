@@ -25,6 +25,7 @@ from ..data.csr import Csr
 from ..trees.kmeans import move_sides
 
 ROUNDS = 20
+MOST_COPIED = 1 << 26
 FAST = {"reassoc", "contract", "arcp", "nsz", "nnan", "ninf"}
 
 
@@ -44,7 +45,7 @@ def hierarchical_kmeans(labels: Csr, branching: int, max_leaf: int, seed: int, t
                 scratch.number_of = np.full(labels.shape[1], -1, np.int32)
             # A separate seed for each cut, so that cuts do not depend on each other.
             seed_of_cut = (seed << 24) + (1 << depth) + number
-            left = _halved(labels.indptr, labels.indices, labels.data, members, scratch.number_of, ROUNDS, seed_of_cut)
+            left = _halved(labels.indptr, labels.indices, labels.data, members, scratch.number_of, MOST_COPIED, ROUNDS, seed_of_cut)
             return [members[left], members[~left]]
 
         for depth in range(cuts):
@@ -60,27 +61,37 @@ def hierarchical_kmeans(labels: Csr, branching: int, max_leaf: int, seed: int, t
 
 
 @compiled(fastmath=FAST, error_model="numpy")
-def _halved(indptr: Array, indices: Array, values: Array, members: Array, number_of: Array, rounds: int, seed: int) -> Array:
+def _halved(indptr: Array, indices: Array, values: Array, members: Array, number_of: Array, most: int, rounds: int, seed: int) -> Any:
     """bool[members]: the half that is near one of two centres; of an odd number the smaller half.
 
     number_of  int32[F] of −1, scratch for `_renumbered`
+    most       entries of rows that are renumbered: those of more are read where they are, since a copy would take gigabytes
     """
-    count, half = len(members), len(members) // 2
+    if len(members) < 2:
+        return np.zeros(len(members), np.bool_)
+    begin, end = indptr[members], indptr[members + 1]
+    if (end - begin).sum() > most:
+        return _halved_rows(begin, end, indices, values, len(number_of), rounds, seed)
+    first, number, value, found = _renumbered(indptr, indices, values, members, number_of)
+    return _halved_rows(first[:-1], first[1:], number, value, found, rounds, seed)
+
+
+@compiled(fastmath=FAST, error_model="numpy")
+def _halved_rows(begin: Array, end: Array, number: Array, value: Array, found: int, rounds: int, seed: int) -> Any:
+    """As `_halved`, of rows of features below `found`; `begin` and `end` of each row's entries."""
+    count, half = len(begin), len(begin) // 2
     left = np.zeros(count, np.bool_)
-    if count < 2:
-        return left
-    begin, number, value, found = _renumbered(indptr, indices, values, members, number_of)
     one, other = _two_of(count, seed)
     difference, sums = np.zeros(found, np.float32), np.empty((2, found), np.float32)
-    for e in range(begin[one], begin[one + 1]):
+    for e in range(begin[one], end[one]):
         difference[number[e]] -= value[e]
-    for e in range(begin[other], begin[other + 1]):
+    for e in range(begin[other], end[other]):
         difference[number[e]] += value[e]
     score = np.empty(count, np.float32)
     for _ in range(rounds):
         for k in range(count):
             near = np.float32(0)
-            for e in range(begin[k], begin[k + 1]):
+            for e in range(begin[k], end[k]):
                 near += difference[number[e]] * value[e]
             score[k] = near
         if not move_sides(score, half, left):
@@ -89,7 +100,7 @@ def _halved(indptr: Array, indices: Array, values: Array, members: Array, number
             sums[0, f] = sums[1, f] = 0
         for k in range(count):
             side = 0 if left[k] else 1
-            for e in range(begin[k], begin[k + 1]):
+            for e in range(begin[k], end[k]):
                 sums[side, number[e]] += value[e]
         squares, other_squares = np.float32(1e-24), np.float32(1e-24)
         for f in range(found):
