@@ -220,6 +220,8 @@ def expectation(error: Mapping[str, Any]) -> str:
             return "no such key"
         case "path_type":
             return "a path"
+        case "timezone_aware":
+            return "a time with its offset from UTC, such as 2030-01-01T00:00:00Z"
         case "string_pattern_mismatch":
             return f"text of the form {context['pattern']}"
         case "too_short" | "string_too_short":

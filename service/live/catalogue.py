@@ -139,13 +139,16 @@ class LiveCatalogue:
         """Raises NotFound for an id that is unknown or deleted."""
         default = self._check_ready()
         stored = await self._read(self.journal.latest, item_id)
+        is_as_stored = stored is None or default.is_as_stored(stored)
+        if stored is not None and stored.kind == "delete" and not is_as_stored:
+            stored = None
         if stored is not None and (stored.kind == "delete" or stored.has_expired(time.time())):
             raise NotFound(f"There is no item {spelled(item_id)}: it was deleted.")
         if stored is None and not default.is_trained(item_id):
             raise NotFound(f"There is no item {spelled(item_id)}.")
         placed = default.placed(item_id)
         body = ItemBody() if stored is None else stored.body
-        if body.fields is None and default.is_trained(item_id):
+        if (body.fields is None or not is_as_stored) and default.is_trained(item_id):
             body = replace(body, fields=default.fields_of(item_id))
         if stored is None:
             return StoredItem(item_id, NOWHERE, body, False, placed)

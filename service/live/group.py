@@ -139,7 +139,7 @@ class Group:
             earlier = stored.with_evidence_from
             body = body.over(earlier if keeps_expiry else replace(earlier, valid_until=None))
         operation = Operation(0, put.id, "put", body, source_version, self._now)
-        if stored is not None and exists and operation.same_state(stored) and self._has(put.id):
+        if stored is not None and exists and operation.same_state(stored) and self._has(stored):
             return Decision(write, "unchanged", stored.sequence)
         placements: dict[int, tuple[Placement, ...]] = {}
         try:
@@ -174,15 +174,17 @@ class Group:
         return decision
 
     def _stored_state(self, item_id: str) -> tuple[Operation | None, bool]:
-        """The last operation of an id, and whether the item exists now."""
+        """The last operation of an id, and whether the item exists now. A delete counts if the default version lacks the item, too."""
         stored = self._stored.get(item_id)
-        if stored is None:
+        if stored is None or (stored.kind == "delete" and self._default is not None and not self._default.is_as_stored(stored)):
             return None, self._default is not None and self._default.is_trained(item_id)
         return stored, stored.kind == "put" and not stored.has_expired(self._now)
 
-    def _has(self, item_id: str) -> bool:
-        """Whether the default version has an item that exists. A version made while the item was deleted may lack its evidence."""
-        return self._default is None or self._default.is_trained(item_id) or self._default.state.live_leaf_of(item_id) is not None
+    def _has(self, stored: Operation) -> bool:
+        """Whether the default version has an item that exists. One made while the item was deleted may lack its evidence."""
+        if self._default is None or self._default.state.live_leaf_of(stored.id) is not None:
+            return True
+        return self._default.is_trained(stored.id) and self._default.is_as_stored(stored)
 
     def _check(self, write: Write, stored: Operation | None, exists: bool) -> None:
         if write.condition.given:

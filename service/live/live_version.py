@@ -304,6 +304,15 @@ class LiveVersion:
         values = {field: self.items.values(field, rows)[0] for field in self.items.fields if field != "id"}
         return {field: value for field, value in values.items() if value is not None}
 
+    def is_as_stored(self, stored: Operation) -> bool:
+        """Whether the version has an item as its last operation in the journal says. It may not have if the bundle holds operations that
+        the journal has lost, since a backup was restored or another host took over.
+        """
+        if stored.sequence > self.through or not self.is_trained(stored.id):
+            return True
+        fields = stored.body.fields
+        return stored.kind == "put" and (fields is None or self.columns.fitting(fields) == self.fields_of(stored.id))
+
     def is_trained(self, item_id: str) -> bool:
         """Whether the bundle has an item."""
         return self.bundle.items.row_of(item_id) >= 0

@@ -104,7 +104,7 @@ ONE = f'[[keys]]\nname = "a"\nrole = "retrieve"\nkey = "{SHOP}"\n'
         (ONE + "rate = 0", r"keys\[0\]\.rate: got '0', expected"),
         (ONE + "burst = 2", r"keys\[0\]: expected `burst` beside a `rate` alone"),
         (ONE + "expires = 2030-01-01", r"keys\[0\]\.expires: got '2030-01-01', expected"),
-        (ONE + "expires = 2030-01-01T00:00:00", r"keys\[0\]\.expires: got '2030-01-01 00:00:00', expected"),
+        (ONE + "expires = 2030-01-01T00:00:00", r"keys\[0\]\.expires: got '2030-01-01 00:00:00', expected a time with its offset"),
         (ONE + ONE.replace(SHOP, PARTNER), r"keys\[1\]: its name is that of another one"),
         (ONE + ONE.replace('"a"', '"b"'), r"keys\[1\]: its key is that of another one"),
         (ONE + "models = ['']", r"keys\[0\]\.models\[0\]: expected"),

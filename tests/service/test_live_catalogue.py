@@ -401,6 +401,28 @@ def test_a_version_that_holds_operations_replays_later_ones_alone(models: Path, 
         assert "held" not in found
 
 
+def test_writes_take_effect_in_a_version_that_holds_what_the_journal_has_lost(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The version was folded after item-4 had another price again and item-5 was put again; then a backup was restored."""
+    with live_service(models, monkeypatch) as live:
+        live.put("item-4", fields={"price": 99.0})
+        live.delete("item-5")
+    holds(models, 8)
+    with live_service(models, monkeypatch) as live:
+        former = live.get("item-4")
+        assert former.body.fields is not None
+        assert former.body.fields["price"] != 99
+        assert live.get("item-5").placed is not None
+        assert live.put("item-4", fields={"price": 99.0}).outcome == "updated"
+        assert live.put("item-4", fields={"price": 99.0}).outcome == "unchanged"
+        assert live.get("item-4").body.fields == {"price": 99}
+        assert "item-5" in live.found("item-1")
+        assert live.delete("item-5").outcome == "deleted"
+        assert "item-5" not in live.found("item-1")
+        assert live.delete("item-5").outcome == "unchanged"
+        with pytest.raises(NotFound, match="it was deleted"):
+            live.get("item-5")
+
+
 def test_a_new_journal_goes_on_behind_what_a_version_on_disk_holds_of_a_lost_one(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     add_version(models, 2)
     describe(models, 2, live={"through": 7})
