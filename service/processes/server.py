@@ -67,6 +67,8 @@ class Server(uvicorn.Server):
         times_s = settings.head_timeout_s, settings.keep_alive_s, settings.write_timeout_s
         self._connections = Connections(self._requested, *times_s, partial(self._metrics.count, "espalier_refused_connections_total"))
         self._certificates = settings.certificates
+        if self._certificates is not None:
+            self._certificates.current()  # a process that cannot serve ends before it loads models
         self._make_room()
         super().__init__(
             uvicorn.Config(

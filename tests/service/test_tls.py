@@ -15,12 +15,15 @@ from typing import Any
 import pytest
 
 from service.__main__ import main
+from service.app import create_app
 from service.healthcheck import main as healthcheck
 from service.http.connection import Connection
 from service.live.writer_feed import FeedFailed, WriterFeed
+from service.processes.server import Server
 from service.router.config import RouterConfig
 from service.router.connections import HttpTransport
 from service.router.transport import ReplicaFailed
+from service.settings import Settings
 from service.tls import Certificates, calling, certificates_of_service
 from service.watched_files import LOOK_S
 from tests.certificates import Authority, Pair
@@ -318,6 +321,14 @@ def test_files_that_were_never_right_are_an_error_that_names_them(authority: Aut
 
 
 # -- settings -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_process_with_wrong_files_ends_before_it_loads_models(models: Path, authority: Authority) -> None:
+    pair = authority.signs("service")
+    settings = Settings(models=models, **own(pair))
+    pair.certificate.write_text("damaged after the settings were checked")
+    with pytest.raises(OSError, match="no certificate with its key"):
+        Server(create_app(settings), settings)
 
 
 @pytest.mark.parametrize(
