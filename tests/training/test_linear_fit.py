@@ -180,11 +180,11 @@ def test_equal_points_are_all_learned_from_or_all_held_out(tmp_path: Path) -> No
     few = points_of(60)
     points = csr_array(vstack([few.points] * 4))
     labels = csr_array(vstack([few.labels] * 4))
-    data = npz_files(tmp_path, train=LabelledPoints(points, labels))
+    data = npz_files(tmp_path, train=LabelledPoints(points, labels)) | {"test_share": 0.11}
     prepared = prepare(LinearConfig.model_validate({"kind": "xr-linear", "name": "points", "data": data}))
     held_out, learned = ({row.tobytes() for row in part.points.toarray()} for part in (prepared.test, prepared.train))
     assert not held_out & learned
-    assert len(prepared.test) == 24, "a tenth"
+    assert len(prepared.test) == 24, "of 26"
     assert len(prepared.test) + len(prepared.train) == 240
 
 

@@ -98,9 +98,20 @@ def test_queries_are_made_of_two_to_five_words_of_an_item() -> None:
 def test_a_text_has_words_in_any_script() -> None:
     assert words_of("Café 27-inch MFC-9340, 紅茶と杯") == ["cafe", "27", "inch", "mfc", "9340", "紅", "茶", "と", "杯"]
     characters = "".join(f"a{chr(code)}B {chr(code)}" for code in range(128))
-    assert words_of(characters) == words_of(f"{characters} é")[:-1], "ASCII has a way of its own"
+    assert words_of(characters) == words_of(f"{characters} 紅")[:-1], "ASCII has a way of its own"
     assert column_weights([["a b", "", "a b c d e f"], ["紅" * 64], [""]]) == pytest.approx([1, 0.5, 1])
     assert column_weights([["紅" * 32]], 1) == pytest.approx([0.25])
+
+
+def test_texts_are_read_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = [[f"thing{row} part{row % 7}" for row in range(20)], [f"kind{row % 3}" for row in range(20)]]
+    vectoriser = Vectoriser.fit([text for texts in columns for text in texts], (TextBlock(unit="word", n=1),))
+    whole = OwnTexts.of(vectoriser, columns, [1.0, 0.5], 2, 20.0)
+    monkeypatch.setattr(own_texts, "BLOCK", 3)
+    blocks = OwnTexts.of(vectoriser, columns, [1.0, 0.5], 2, 20.0)
+    assert_allclose(blocks.rows.toarray(), whole.rows.toarray())
+    assert whole.is_near.any()
+    assert blocks.is_near.tolist() == whole.is_near.tolist()
 
 
 def test_queries_of_an_item_count_beside_its_own_texts_the_more_there_are() -> None:
