@@ -140,9 +140,7 @@ class LiveCatalogue:
         default = self._check_ready()
         stored = await self._read(self.journal.latest, item_id)
         is_as_stored = stored is None or default.is_as_stored(stored)
-        if stored is not None and stored.kind == "delete" and not is_as_stored:
-            stored = None
-        if stored is not None and (stored.kind == "delete" or stored.has_expired(time.time())):
+        if stored is not None and ((stored.kind == "delete" and is_as_stored) or stored.has_expired(time.time())):
             raise NotFound(f"There is no item {spelled(item_id)}: it was deleted.")
         if stored is None and not default.is_trained(item_id):
             raise NotFound(f"There is no item {spelled(item_id)}.")

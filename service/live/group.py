@@ -166,7 +166,7 @@ class Group:
         if stored is not None and _is_stale(delete.source_version, stored):
             return Decision(write, "stale", stored.sequence)
         source_version = _stored_with(delete.source_version, stored)
-        if stored is not None and stored.kind == "delete" and source_version == stored.source_version:
+        if stored is not None and stored.kind == "delete" and not exists and source_version == stored.source_version:
             return Decision(write, "unchanged", stored.sequence)
         decision = self._append(write, Operation(0, delete.id, "delete", source_version=source_version, at=self._now), "deleted", {})
         if self._default is not None and self._default.state.live_leaf_of(delete.id) is not None:
@@ -176,9 +176,11 @@ class Group:
     def _stored_state(self, item_id: str) -> tuple[Operation | None, bool]:
         """The last operation of an id, and whether the item exists now. A delete counts if the default version lacks the item, too."""
         stored = self._stored.get(item_id)
-        if stored is None or (stored.kind == "delete" and self._default is not None and not self._default.is_as_stored(stored)):
+        if stored is None:
             return None, self._default is not None and self._default.is_trained(item_id)
-        return stored, stored.kind == "put" and not stored.has_expired(self._now)
+        if stored.kind == "delete":
+            return stored, self._default is not None and not self._default.is_as_stored(stored)
+        return stored, not stored.has_expired(self._now)
 
     def _has(self, stored: Operation) -> bool:
         """Whether the default version has an item that exists. One made while the item was deleted may lack its evidence."""

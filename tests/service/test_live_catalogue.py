@@ -405,7 +405,7 @@ def test_writes_take_effect_in_a_version_that_holds_what_the_journal_has_lost(mo
     """The version was folded after item-4 had another price again and item-5 was put again; then a backup was restored."""
     with live_service(models, monkeypatch) as live:
         live.put("item-4", fields={"price": 99.0})
-        live.delete("item-5")
+        live.delete("item-5", source_version=7)
     holds(models, 8)
     with live_service(models, monkeypatch) as live:
         former = live.get("item-4")
@@ -416,6 +416,7 @@ def test_writes_take_effect_in_a_version_that_holds_what_the_journal_has_lost(mo
         assert live.put("item-4", fields={"price": 99.0}).outcome == "unchanged"
         assert live.get("item-4").body.fields == {"price": 99}
         assert "item-5" in live.found("item-1")
+        assert live.delete("item-5", source_version=6).outcome == "stale"
         assert live.delete("item-5").outcome == "deleted"
         assert "item-5" not in live.found("item-1")
         assert live.delete("item-5").outcome == "unchanged"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -294,6 +295,18 @@ def test_rows_that_are_too_many_to_copy_are_halved_where_they_are(monkeypatch: p
     copied = hierarchical_kmeans(labels, 4, 5, 0)
     monkeypatch.setattr("training.trees.hierarchical_kmeans.MOST_COPIED", labels.nnz // 3)
     assert_array_equal(hierarchical_kmeans(labels, 4, 5, 0).leaf_item, copied.leaf_item)
+
+
+def test_a_disk_without_room_for_scorers_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = random_points(np.random.default_rng(8), 50, 30, 12)
+
+    def full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("training.linear.node_scorers.os.posix_fallocate", full)
+    with pytest.raises(OSError, match="No space left"):
+        fit_linear(data, hierarchical_kmeans(pifa(data), 4, 5, 0), LinearOptions(), work=tmp_path)
+    assert {file.suffix for file in tmp_path.iterdir()} == {".safetensors"}
 
 
 def test_threads_change_nothing_progress_is_reported_and_a_damaged_level_of_a_killed_run_is_named(tmp_path: Path) -> None:

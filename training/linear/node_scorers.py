@@ -5,6 +5,7 @@ Legend: P inner nodes of a level, R rows of them, N nodes.
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -96,10 +97,9 @@ def as_chunks(levels: Sequence[LevelScorers], tree: Tree, width: int, work: Path
     def room(name: str, size: int, dtype: type[np.generic]) -> Array:
         if work is None or not size:
             return np.empty(size, dtype)
-        file = work / f"chunks-{name}"
-        mapped = np.asarray(np.memmap(file, dtype, "w+", shape=size))
-        file.unlink()  # it lasts as long as its map
-        return mapped
+        with tempfile.TemporaryFile(dir=work) as file:  # it lasts as long as its map
+            os.posix_fallocate(file.fileno(), 0, size * np.dtype(dtype).itemsize)  # else a full disk would kill the process
+            return np.asarray(np.memmap(file, dtype, "r+", shape=size))
 
     def concatenated(name: str, dtype: type[np.generic]) -> Array:
         arrays = [getattr(level, name) for level in levels]
@@ -126,7 +126,7 @@ def write_level(file: Path, nodes: Iterable[NodeScorers]) -> None:
     """Write the scorers of a level's nodes, in their order, all or nothing. Memory holds one node at a time."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=file.parent, prefix=f".{file.stem}-")))
-        streams = {field.name: stack.enter_context((folder / field.name).open("wb+")) for field in fields(NodeScorers)}
+        streams = {field.name: stack.enter_context((folder / field.name).open("wb")) for field in fields(NodeScorers)}
         rows_of_node = []
         for node in nodes:
             for name, stream in streams.items():
